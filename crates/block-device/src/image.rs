@@ -93,8 +93,10 @@ pub struct Image {
 #[derive(Debug)]
 struct Second {
     file: File,
-    /// It is this one that is flushed.
-    is_flushed: bool,
+    /// A process before this one may have been told what it could not say: with the first flush this one is asked, too.
+    is_asked: AtomicBool,
+    /// A flush has failed, and whoever asked for it is told: the process that follows is not to hear it from this one.
+    has_failed: AtomicBool,
 }
 
 impl Image {
@@ -318,34 +320,43 @@ impl Image {
         self.worked.is_some()
     }
 
-    /// Has another open file of the image ([`Image::reopen_buffered`]), which is flushed instead of the first one or not, for good. Processes
-    /// that follow each other and have both flush them by turns: each is told what the kernel told the one before, which may have died of it.
-    pub fn set_second(&self, file: File, is_flushed: bool) {
-        let _ = self.second.set(Second { file, is_flushed });
+    /// Has another open file of the image ([`Image::reopen_buffered`]), which outlives this process as the first one does. `follows` says that
+    /// another process had both before, and has died: what the kernel told that one last it may have told nobody.
+    pub fn set_second(&self, file: File, follows: bool) {
+        let second = Second { file, is_asked: AtomicBool::new(follows), has_failed: AtomicBool::new(false) };
+        let _ = self.second.set(second);
     }
 
-    /// That one, and whether it is flushed.
-    pub fn second(&self) -> Option<(&File, bool)> {
-        self.second.get().map(|second| (&second.file, second.is_flushed))
-    }
-
-    /// The open file that is flushed.
-    pub(crate) fn flushed(&self) -> &File {
-        match self.second() {
-            Some((second, true)) => second,
-            _ => self.file(),
+    /// A flush is about to begin.
+    pub(crate) fn flush_begins(&self) {
+        if let Some(second) = self.second.get()
+            && second.has_failed.swap(false, Ordering::AcqRel)
+            && let Err(error) = second.file.sync_data()
+        {
+            log::debug!("{}: the second open file was told, too: {error}", self.path.display());
         }
     }
 
-    /// A flush has failed, and that is said: the process that follows is not to hear it from the other open file.
-    pub(crate) fn flush_has_failed(&self) {
-        let other = match self.second() {
-            Some((_, true)) => self.file(),
-            Some((second, false)) => second,
-            None => return,
-        };
-        if let Err(error) = other.sync_data() {
-            log::debug!("{}: the other open file was told, too: {error}", self.path.display());
+    /// A flush has ended. The error of the kernel's, or the one that it had told the process before.
+    pub(crate) fn flush_ended(&self, error: i32) -> i32 {
+        let Some(second) = self.second.get() else { return error };
+        if error > 0 {
+            // Not before it is written down who is to hear of it.
+            second.has_failed.store(true, Ordering::Release);
+            return error;
+        }
+        if !second.is_asked.swap(false, Ordering::AcqRel) {
+            return error;
+        }
+        match second.file.sync_data() {
+            Ok(()) => error,
+            Err(told) => {
+                log::warn!(
+                    "{}: a flush had failed under the process that served it before, which died before it could say so: {told}",
+                    self.path.display()
+                );
+                told.raw_os_error().unwrap_or(libc::EIO)
+            }
         }
     }
 
@@ -664,8 +675,7 @@ mod tests {
         }
     }
 
-    /// The first process dies with what the kernel has told it. The next one flushes the other open file, and hears it; or it does not, where the first one
-    /// has said it.
+    /// The first process dies with what the kernel has told it, before it could say so, or soon after. The next one asks the second open file, too.
     #[test]
     fn what_the_kernel_told_a_process_that_died_is_told_to_the_next_one() {
         let Some(small) = TooSmall::new() else {
@@ -675,24 +685,26 @@ mod tests {
         for is_said in [false, true] {
             let first = small.image();
             first.set_second(first.reopen_buffered().expect("opened"), false);
-            let clones = || {
-                let (second, _) = first.second().expect("it has one");
-                (first.file().try_clone().expect("a descriptor"), second.try_clone().expect("a descriptor"))
-            };
-            let (one, other) = clones();
+            let of = |file: &File| file.try_clone().expect("a descriptor");
+            let (one, other) = (of(first.file()), of(&first.second.get().expect("it has one").file));
             std::os::unix::fs::FileExt::write_all_at(first.file(), &vec![1; 4 << 20], 0).expect("in the page cache");
-            first.flushed().sync_data().expect_err("it is too small");
-            first.flushed().sync_data().expect("it is said once");
+            let flush = |image: &Image| {
+                image.flush_begins();
+                let error =
+                    image.file().sync_data().err().map_or(0, |error| error.raw_os_error().expect("the kernel's"));
+                image.flush_ended(error)
+            };
+            assert_eq!(flush(&first), libc::EIO, "it is too small");
             if is_said {
-                first.flush_has_failed();
+                assert_eq!(flush(&first), 0, "it is said once");
             }
             drop(first);
             let path = Path::new(small.device.as_deref().expect("it has one"));
             let options = ImageOptions { cache: CacheMode::Buffered, is_raw: true, ..ImageOptions::default() };
             let next = Image::adopt(one, path, options).expect("it goes on");
             next.set_second(other, true);
-            assert_eq!(next.flushed().sync_data().is_ok(), is_said);
-            next.flushed().sync_data().expect("once");
+            assert_eq!(flush(&next), if is_said { 0 } else { libc::EIO });
+            assert_eq!(flush(&next), 0, "once");
         }
     }
 

@@ -933,7 +933,8 @@ impl JournalArea {
     /// Whether the guest has written something past the journal of an open log over which a replay would write an older version: there,
     /// or perhaps, where an earlier worker died meanwhile.
     pub fn is_written_past(&self, id: LogId) -> bool {
-        self.lock().log(id).is_some_and(|(_, jcb)| jcb.is_open() && jcb.is_written_past())
+        let is_any = |jcb: &VmJcb| jcb.is_open() && jcb.written_past().iter().any(|(_, past)| past.is_some());
+        self.lock().log(id).is_some_and(|(_, jcb)| is_any(jcb))
     }
 
     /// Whether there is such a block of which nobody knows what is newer, it or the journal's version.

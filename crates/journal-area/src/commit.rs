@@ -154,7 +154,7 @@ impl VmJcb {
                 }
             }
         }
-        outcome.committed = self.accept(pages);
+        outcome.committed = self.accept_most(pages, 1);
         outcome.accepted = std::mem::take(&mut self.accepted);
         outcome.repeated = repeated.into_iter().collect();
         self.note_memory();
@@ -218,6 +218,12 @@ impl VmJcb {
 
     /// Reads on from the cursor and accepts every transaction that is complete. Returns how many.
     pub(crate) fn accept(&mut self, pages: &mut Pages) -> u32 {
+        self.accept_most(pages, u32::MAX)
+    }
+
+    /// The same where no more than `most` can be complete: a kernel begins a transaction when it was told that the one before is there. What
+    /// completes more of them was written by somebody else, in another order, and nothing of it may be let go of.
+    fn accept_most(&mut self, pages: &mut Pages, most: u32) -> u32 {
         let Some(format) = self.format else { return 0 };
         if self.table.is_materialise() || !self.is_open() {
             return 0;
@@ -273,6 +279,13 @@ impl VmJcb {
                     }
                     Kind::Commit => {
                         if !self.is_complete(pages, &block) {
+                            return accepted;
+                        }
+                        if accepted == most {
+                            self.distrust(format!(
+                                "transactions {} and {sequence} were complete at the same moment, as no kernel writes them",
+                                sequence.wrapping_sub(1)
+                            ));
                             return accepted;
                         }
                         self.commit(pages, position, format.next(position));

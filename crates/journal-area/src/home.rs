@@ -377,13 +377,6 @@ impl VmJcb {
         found.filter_map(|position| Some((self.home_of(*position)?, self.table.past(*position)))).collect()
     }
 
-    /// Whether a replay would write over something that the guest has written past its journal, or may have.
-    pub(crate) fn is_written_past(&self) -> bool {
-        let is_owed =
-            |position: &u32| matches!(self.location(*position), at if at.is_held() || at == Location::Storage);
-        self.overwritten.iter().any(is_owed)
-    }
-
     /// Of what is owed, that over which the guest may have written something else, and of which it is not known that it has: home block and log
     /// block, by home block.
     pub(crate) fn versions_unknown(&self) -> Vec<(u64, u32)> {

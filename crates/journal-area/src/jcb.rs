@@ -103,6 +103,8 @@ pub struct VmJcb {
     pub(crate) table: Table,
     pub(crate) pool: Pool,
     pub(crate) format: Option<Format>,
+    /// Of the journal whose superblock is held.
+    pub(crate) uuid: Option<[u8; 16]>,
     homes: Homes,
     by_page: Chains,
     by_block: Chains,
@@ -161,6 +163,7 @@ impl VmJcb {
             table,
             pool,
             format: None,
+            uuid: None,
             homes: Homes::new(shape.log_blocks, shape.home_blocks),
             by_page: Chains::new(shape.log_blocks),
             by_block: Chains::new(shape.log_blocks),
@@ -610,6 +613,7 @@ impl VmJcb {
         self.partial = Partial::default();
         self.accepted.clear();
         self.format = None;
+        self.uuid = None;
         self.forget_signs();
     }
 

@@ -85,6 +85,7 @@ impl VmJcb {
         }
         let superblock =
             Superblock::decode(&block).map_err(|error| Error::Table { position: 0, what: error.to_string() })?;
+        jcb.uuid = Some(superblock.uuid);
         jcb.format = superblock.format().ok();
         jcb.forget_what_was_passed(pages, tail.position);
         jcb.is_rebuilding = true;

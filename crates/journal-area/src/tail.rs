@@ -59,7 +59,7 @@ impl VmJcb {
         if was_open && self.is_own_in_disguise(tail, format) {
             return Err(Error::Features);
         }
-        if was_open && self.is_other(tail, format) {
+        if was_open && self.is_other(tail, format, &superblock.uuid) {
             log::warn!(
                 "another journal was written over the guest's, which had {} blocks not yet home",
                 self.owed_blocks()
@@ -69,6 +69,7 @@ impl VmJcb {
         if !self.hold_superblock(pages, block) {
             return Err(Error::NoMemory { what: "superblock" });
         }
+        self.uuid = Some(superblock.uuid);
         self.format = format;
         if was_open {
             self.tail_moved(pages, tail);
@@ -83,7 +84,7 @@ impl VmJcb {
     pub(crate) fn is_superblock_foreign(&self, block: &[u8]) -> bool {
         let Ok((superblock, format)) = self.judge(block) else { return true };
         let tail = Tail { position: superblock.start, sequence: superblock.sequence };
-        self.is_open() && !superblock.is_empty() && self.is_other(tail, format)
+        self.is_open() && !superblock.is_empty() && self.is_other(tail, format, &superblock.uuid)
     }
 
     /// What the superblock says; no format where its features are not known. A sentence where it is none of this log.
@@ -122,7 +123,7 @@ impl VmJcb {
     }
 
     /// Whether the superblock that says this is not that of the open log.
-    fn is_other(&self, tail: Tail, format: Option<Format>) -> bool {
+    fn is_other(&self, tail: Tail, format: Option<Format>, uuid: &[u8; 16]) -> bool {
         // Kept block for block, a log is not read, so not known.
         if self.table.is_materialise() || self.contradiction.is_some() {
             return false;
@@ -130,6 +131,10 @@ impl VmJcb {
         // Positions and sequence numbers of what is held mean something in the layout they were written in only. A kernel
         // may turn features on when it has replayed.
         let is_replayed = self.is_replayed(tail) || self.transactions.is_empty() && tail == self.cursor;
+        // No kernel changes it. Another journal's numbers may be the same.
+        if self.uuid.is_some_and(|known| known != *uuid) {
+            return true;
+        }
         !is_replayed && (format != self.format || self.known(tail).is_none())
             || format.is_none_or(|format| format.fast_commit)
     }

@@ -45,6 +45,16 @@ impl Rig {
     }
 
     fn commit(&mut self, blocks: impl Iterator<Item = u64>) -> u32 {
+        let writes = self.blocks_of(blocks);
+        self.hold(&writes)
+    }
+
+    fn hold(&self, writes: &[LogWrite]) -> u32 {
+        self.area.hold(self.log, writes).committed
+    }
+
+    /// The log blocks of the next transaction.
+    fn blocks_of(&mut self, blocks: impl Iterator<Item = u64>) -> Vec<LogWrite> {
         self.serial += 1;
         let serial = self.serial;
         let blocks = blocks.map(|block| (block, vec![serial as u8; BLOCK])).collect();
@@ -53,7 +63,7 @@ impl Rig {
         self.builder.transaction(&transaction, &mut |position, block| {
             writes.push(LogWrite { position, content: Content::Bytes(block.to_vec()) });
         });
-        self.area.hold(self.log, &writes).committed
+        writes
     }
 
     fn owed(&self) -> u64 {
@@ -78,6 +88,8 @@ fn a_log_of_another_layout_is_not_held() {
             superblock.num_fc_blocks = 4;
         },
         |superblock: &mut SuperblockBuilder| superblock.features.incompat |= Features::CSUM_V3,
+        // Another journal, whose numbers are the same.
+        |superblock: &mut SuperblockBuilder| superblock.uuid[3] ^= 1,
     ] {
         let mut rig = Rig::new();
         assert_eq!(rig.superblock(|_| {}).expect("held"), SuperblockEffect::Opened);
@@ -123,6 +135,21 @@ fn a_log_of_which_blocks_were_let_go_gets_no_features_that_nobody_here_reads() {
         };
         assert_eq!(rig.superblock(begins).expect("judged"), SuperblockEffect::Foreign);
     }
+}
+
+/// A kernel begins a transaction when it was told that the one before is there.
+#[test]
+fn two_transactions_that_are_complete_at_once_are_no_kernels() {
+    let mut rig = Rig::new();
+    assert_eq!(rig.superblock(|_| {}).expect("held"), SuperblockEffect::Opened);
+    let (first, second) = (rig.blocks_of(0..3), rig.blocks_of(3..5));
+    let (begin, rest) = first.split_first().expect("a descriptor");
+    assert_eq!(rig.hold(rest), 0);
+    assert_eq!(rig.hold(&second), 0);
+    assert!(rig.area.contradiction(rig.log).is_none());
+    assert_eq!(rig.hold(std::slice::from_ref(begin)), 1);
+    let why = rig.area.contradiction(rig.log).expect("somebody else has written them");
+    assert!(why.contains("at the same moment"), "{why}");
 }
 
 #[test]

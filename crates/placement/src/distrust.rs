@@ -70,15 +70,14 @@ impl Journals {
         let Some(log) = self.log(index) else { return Ok(true) };
         let Ok(_alone) = log.state.recovering.try_lock() else { return Ok(false) };
         let Some(taking) = self.area.take_distrusted(log.id) else { return Ok(false) };
-        let from = taking.log().tail().map(|tail| tail.sequence);
-        self.put_in_place(&log, taking, from)?;
+        self.put_in_place(&log, taking)?;
         log.end_emptying(None);
         Ok(true)
     }
 
-    /// Puts a log into its own place, block for block, where it stays open: its guest's own kernel replays it, or goes on with it. A superblock that
-    /// says that it begins before `from` is kept from storage.
-    pub(crate) fn put_in_place(&self, log: &Arc<Log>, taking: Taking<'_>, from: Option<u32>) -> io::Result<()> {
+    /// Puts a log into its own place, block for block, where it stays open: its guest's own kernel replays it, or goes on with it. All that any
+    /// superblock of its guest's can say is there: none is kept from storage.
+    pub(crate) fn put_in_place(&self, log: &Arc<Log>, taking: Taking<'_>) -> io::Result<()> {
         // Nobody may write the mark over the superblock that goes to storage now.
         let marked = log.take_mark();
         let bytes = match write_in_place(&taking.log(), &log.place, &log.home.file, &log.journal.file) {
@@ -92,7 +91,7 @@ impl Journals {
             }
         };
         // At one moment: nobody takes the log for a held one that is closed.
-        taking.end(|| self.put(log, PlacementKind::Storage, from));
+        taking.end(|| self.put(log, PlacementKind::Storage, None));
         // Changes of homes may have waited.
         log.home.wake.wake();
         self.describe_or_complain();

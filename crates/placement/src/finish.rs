@@ -271,6 +271,10 @@ pub(crate) fn write_in_place(
     journal: &LoggedFile,
 ) -> Result<Report, Error> {
     let started = Instant::now();
+    if place.is_external {
+        // What its tail has passed is on another disk, and storage is about to say that nobody needs the log for it.
+        home.sync_data().map_err(|error| failed("flushing the file system", error))?;
+    }
     mark_behind_all(held, place, journal)?;
     clear_all_numbers(held, place, journal)?;
     // All that was ever written there, wherever the guest thinks that its log begins.

@@ -230,7 +230,7 @@ impl Journals {
         let Some(taking) = self.area.take_for_hand_over(log.id) else { return Ok(false) };
         if self.area.is_past_unknown(log.id) {
             // A block of which nobody knows whether its version here is the newer one: as on any disk both stay, one at home, one in the log.
-            if let Err(error) = self.put_in_place(&log, taking, None) {
+            if let Err(error) = self.put_in_place(&log, taking) {
                 log.keeper.stay(&log, &mut Steps::default());
                 return Err(error);
             }

@@ -1033,8 +1033,7 @@ impl Journals {
             let Some(taking) = self.area.take_for_hand_over(log.id) else { return Ok(false) };
             aged::give_compounds_up(&taking.log(), &log.place, &log.home.file, &log.journal.file)
                 .map_err(io::Error::other)?;
-            // All that any superblock can say is there.
-            self.put_in_place(log, taking, None)?;
+            self.put_in_place(log, taking)?;
         }
         log::info!(
             "disk {}: the journal of the file system at byte {} is in its own place on storage, for whichever kernel comes: its guest has              written past it",

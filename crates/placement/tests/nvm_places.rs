@@ -733,6 +733,30 @@ fn what_is_owed_to_a_file_system_that_is_not_to_be_seen_is_in_its_log() {
     assert!(rig.replayed(0) == [(IN_USE, content(1))].into(), "{:?}", rig.replayed(0).keys());
 }
 
+/// An image of an earlier moment of this very guest, with a log that begins where this one does, is copied over an open journal: all of its log is there.
+#[test]
+fn an_image_of_its_own_is_copied_over_an_open_journal() {
+    let mut rig = Rig::new(1);
+    rig.superblock(0, true);
+    let of = &rig.file_systems[0];
+    let (mut copied, mut block, log_at) = (of.builder.clone(), of.superblock.clone(), of.log_at.clone());
+    rig.commit(0, IN_USE, &content(1));
+    rig.commit(0, IN_USE + 1, &content(2));
+    SuperblockEdit::new(&mut block).expect("a superblock").start(copied.position).sequence(copied.sequence).seal();
+    rig.request(RequestKind::Write, log_at[0], &mut block);
+    let mut writes = Vec::new();
+    for (home, seed) in [(IN_USE, 9), (IN_USE + 2, 8)] {
+        let transaction = Transaction { blocks: vec![(home, content(seed))], ..Transaction::default() };
+        copied.transaction(&transaction, &mut |position, block| writes.push((position, block.to_vec())));
+    }
+    for (position, mut block) in writes {
+        rig.request(RequestKind::Write, log_at[position as usize], &mut block);
+    }
+    assert!(!rig.log(0).is_open(), "what is there is none of the guest's");
+    let found = rig.replayed(0);
+    assert!(found == [(IN_USE, content(9)), (IN_USE + 2, content(8))].into(), "{:?}", found.keys());
+}
+
 #[test]
 fn why_a_log_could_not_leave_is_not_told_to_who_asks_next() {
     let mut rig = Rig::new(1);

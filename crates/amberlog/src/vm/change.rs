@@ -17,7 +17,7 @@ use guest_memory::VmMemory;
 use placement::{AreaDirectory, Journals, JournalsOptions, PlacementKind};
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -48,9 +48,6 @@ pub fn second_key(disk: &str) -> String {
     format!("{SECOND}{disk}")
 }
 
-/// What is said with a second open file that is flushed.
-const FLUSHED: &str = "flushed";
-
 /// What is said with an image whose operations are under way no longer than [`block_device::await_idle`] takes.
 const TELLS_ITS_END: &str = "tells its end";
 
@@ -62,24 +59,18 @@ pub fn keep_image(line: &Line, disk: &str, image: &Image) -> std::io::Result<()>
     line.keep(&image_key(disk), words_of(image), Some(image.file().as_fd()))
 }
 
-/// The same of its second open file ([`Image::set_second`]), which `kept` is, as an earlier worker had it; without one it gets one. Whoever follows
-/// flushes the other one. Before anything is flushed.
+/// The same of its second open file ([`Image::set_second`]), which it gets now.
 ///
 /// # Errors
 /// When the supervisor is gone.
-pub fn keep_second(line: &Line, disk: &str, image: &Image, kept: Option<(String, OwnedFd)>) -> std::io::Result<()> {
-    let (second, is_flushed) = match kept {
-        Some((words, second)) => (File::from(second), words != FLUSHED),
-        None => match image.reopen_buffered() {
-            Ok(second) => (second, false),
-            Err(error) => {
-                log::debug!("opening {} once more: {error}", image.path().display());
-                return Ok(());
-            }
-        },
-    };
-    line.keep(&second_key(disk), if is_flushed { FLUSHED } else { "" }, Some(second.as_fd()))?;
-    image.set_second(second, is_flushed);
+pub fn keep_second(line: &Line, disk: &str, image: &Image) -> std::io::Result<()> {
+    match image.reopen_buffered() {
+        Ok(second) => {
+            line.keep(&second_key(disk), "", Some(second.as_fd()))?;
+            image.set_second(second, false);
+        }
+        Err(error) => log::debug!("opening {} once more: {error}", image.path().display()),
+    }
     Ok(())
 }
 
@@ -279,7 +270,7 @@ impl Prepared {
             journals.expect_image(&self.path).with_context(|| format!("noting {}", self.path.display()))?;
         }
         keep_image(line, &self.name, &self.image)?;
-        keep_second(line, &self.name, &self.image, None)?;
+        keep_second(line, &self.name, &self.image)?;
         // They are the next worker's now.
         self.image.leave_locks();
         Ok(())

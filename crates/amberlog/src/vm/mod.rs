@@ -490,7 +490,7 @@ impl Vm {
         line.keep("directory", &path, Some(lock.as_fd()))?;
         for (disk, image) in attached.iter().zip(&images) {
             change::keep_image(line, &disk.options.name, image)?;
-            change::keep_second(line, &disk.options.name, image, None)?;
+            change::keep_second(line, &disk.options.name, image)?;
         }
         let vm = Vm {
             line: Arc::clone(line),
@@ -574,7 +574,10 @@ impl Vm {
             let image = adopt(file, &disk.options.path, image_options)?;
             change::check_image(&image)?;
             change::keep_image_anew(line, &disk.options.name, &image, &words)?;
-            change::keep_second(line, &disk.options.name, &image, second)?;
+            match second {
+                Some((_, second)) => image.set_second(second.into(), true),
+                None => change::keep_second(line, &disk.options.name, &image)?,
+            }
             images.push(Arc::new(image));
         }
         let (models, clients) = connect_models(options, &attached, &images)?;

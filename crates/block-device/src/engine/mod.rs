@@ -342,10 +342,11 @@ impl Engine {
             self.in_kernel += 1;
             self.flush_began = Instant::now();
             counters::add(&self.counters.storage_flushes, 1);
+            self.image.flush_begins();
             self.flush_in_log = self.image.write_log().map(WriteLog::flush_begins);
             // Of the open file that outlives its workers: it remembers an error of write-back that nobody was told of, and one that
             // is opened after somebody else has seen that error would not.
-            let entry = opcode::Fsync::new(types::Fd(self.image.flushed().as_raw_fd()))
+            let entry = opcode::Fsync::new(types::Fd(self.image.file().as_raw_fd()))
                 .flags(types::FsyncFlags::DATASYNC)
                 .build()
                 .user_data(TAG_FLUSH << TAG_SHIFT);
@@ -413,6 +414,8 @@ impl Engine {
             TAG_FLUSH => {
                 self.in_kernel -= 1;
                 let error = -entry.result();
+                let is_begun = !matches!(error, libc::EINTR | libc::EAGAIN);
+                let error = if is_begun { self.image.flush_ended(error) } else { error };
                 if let (Some(log), Some(flush)) = (self.image.write_log(), self.flush_in_log.take()) {
                     match error {
                         libc::EINTR | libc::EAGAIN => log.flush_ended(&flush, false),
@@ -428,9 +431,6 @@ impl Engine {
                     return;
                 }
                 self.counters.latencies.storage_flush.record(self.flush_began.elapsed());
-                if error > 0 {
-                    self.image.flush_has_failed();
-                }
                 for operation in std::mem::take(&mut self.flushes_running) {
                     let result = if error > 0 { Err(io::Error::from_raw_os_error(error)) } else { Ok(()) };
                     self.finish(operation, result);

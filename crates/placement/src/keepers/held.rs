@@ -28,6 +28,7 @@ use crate::log::Log;
 use crate::mark::MarkKind;
 use crate::opening::{mark_ahead, write_mark};
 use crate::report::DurabilityReport;
+use crate::stored::{self, Says};
 use block_route::{Buffer, RequestId, RequestKind, segments};
 use guest_memory::MemorySlice;
 use journal_area::{Content, JournalArea, LogId, LogWrite, NotHome, Opening, Outside, Pressure, SuperblockEffect};
@@ -544,7 +545,9 @@ impl Keeper for Held {
     }
 
     fn is_written_past(&self, log: &Log) -> io::Result<bool> {
-        if !log.is_open() || log.is_distrusted() || !self.area.is_written_past(self.id) {
+        // Beside what is durable by age storage has to be good by itself throughout.
+        let is_aged = || matches!(stored::of(log).map(|stored| stored.says), Ok(Says::Aged(..)));
+        if !log.is_open() || log.is_distrusted() || !self.area.is_written_past(self.id) || is_aged() {
             return Ok(false);
         }
         self.check_own_has_ended(log)?;

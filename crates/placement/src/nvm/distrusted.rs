@@ -165,7 +165,7 @@ impl Work {
     }
 
     /// Writes each block of the live log to its place.
-    fn put_live_in_place(&self, captured: &Captured) -> io::Result<()> {
+    pub(super) fn put_live_in_place(&self, captured: &Captured) -> io::Result<()> {
         let log = &captured.log;
         let mut bytes = 0;
         let mut write = |position: u32, block: &[u8]| {

@@ -111,7 +111,8 @@ impl Work {
             Foreign::Live(position) => format!("log block {position} of the guest's open journal was written over"),
         };
         log::warn!("disk {}: {what}, which had {owed} blocks on NVM; it is closed", self.name());
-        self.closing = Some(Closing { request, offset, block, is_on_its_way: false, foreign: Some(foreign) });
+        let foreign = Some(foreign);
+        self.closing = Some(Closing { request, offset, block, is_on_its_way: false, foreign, left: None });
         self.close_instead_of_leaving();
     }
 
@@ -126,8 +127,13 @@ impl Work {
                 bytes += block.len() as u64;
             }
         }
-        if matches!(self.closing, Some(Closing { foreign: Some(Foreign::Live(_)), .. })) {
-            give_up_mark(captured)?;
+        match &self.closing {
+            Some(Closing { foreign: Some(Foreign::Live(_)), left: Some(superblock), .. }) => {
+                log.journal.file.write_all_at(superblock, log.place_of(0)?)?;
+                bytes += superblock.len() as u64;
+            }
+            Some(Closing { foreign: Some(Foreign::Live(_)), .. }) => give_up_mark(captured)?,
+            _ => {}
         }
         if bytes > 0 {
             log.journal.set_dirty();

@@ -167,7 +167,8 @@ impl Judged {
         let refuse = |reason: String| Error::Refused(format!("{shown}: {reason}; nothing was changed"));
         let place = place_of(home, &owner)?.ok_or_else(|| {
             refuse(format!(
-                "the region belongs to the ext file system {} at byte {} of a disk, and there is none like it on this one",
+                "the region belongs to the ext file system {} at byte {} of a disk, and there is none like it on this one: give the disk \
+                 that has it, or put its partition back, or remove the region's file where that is not wanted any more",
                 recovery::uuid_text(&owner.file_system),
                 owner.home_start
             ))

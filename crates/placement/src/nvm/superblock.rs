@@ -1,7 +1,7 @@
 //! The journal's superblock as the guest writes it: a log is opened, goes on, or is closed.
 
 use super::captured::Captured;
-use super::foreign::Foreign;
+use super::foreign::{Foreign, last_written};
 use super::keeper::{Errand, Work};
 use super::log_stream::{LogStream, Tail, TailMove};
 use super::mark::{self, Marks};
@@ -36,6 +36,9 @@ pub(super) struct Closing {
     pub is_on_its_way: bool,
     /// Not a kernel ends it, but somebody who writes over it ([`super::foreign`]).
     pub foreign: Option<Foreign>,
+    /// Where somebody writes over a live block: the superblock as it was written last, by the guest or by whoever that is. The rest of the log
+    /// is in its own place then, as on any disk.
+    pub left: Option<Vec<u8>>,
 }
 
 /// The superblock itself.
@@ -122,7 +125,8 @@ impl Work {
                     self.written_over(captured, request, write, Foreign::Superblock);
                 } else {
                     let (offset, block) = write;
-                    self.closing = Some(Closing { request, offset, block, is_on_its_way: false, foreign: None });
+                    self.closing =
+                        Some(Closing { request, offset, block, is_on_its_way: false, foreign: None, left: None });
                     self.close_instead_of_leaving();
                 }
                 steps.hold(request);
@@ -436,6 +440,7 @@ impl Work {
             return;
         }
         let request = closing.request;
+        let stays_in_place = matches!(closing.foreign, Some(Foreign::Live(_))) && closing.left.is_none();
         if closing.foreign.is_none()
             && self.passes_volatile(captured, TailMove::Anew)
             && let Err(error) = self.make_overwrites_durable(captured)
@@ -444,6 +449,24 @@ impl Work {
             steps.release(request, Status::IoError);
             self.closing = None;
             return;
+        }
+        if stays_in_place {
+            let log = Arc::clone(&captured.log);
+            let put = last_written(captured, &log, 0).and_then(|left| {
+                self.put_live_in_place(captured)?;
+                // Its superblock follows, and says so.
+                log.journal.file.sync_data()?;
+                Ok(left)
+            });
+            match put {
+                Ok(left) => self.closing.iter_mut().for_each(|closing| closing.left = Some(left.clone())),
+                Err(error) => {
+                    log::error!("disk {}: writing a journal to its own place failed: {error}", self.name());
+                    self.closing = None;
+                    steps.release(request, Status::IoError);
+                    return;
+                }
+            }
         }
         // The guest says that its log is empty: what it has not written home it does not need there.
         captured.stream.forget_live();

@@ -223,6 +223,9 @@ pub struct Guest {
     dirty: HashSet<u64>,
     /// It was suspended since it mounted last: storage has its log from there on, and its homes.
     was_suspended: bool,
+    was_ever_suspended: bool,
+    /// What was at home then: of a block that is free afterwards nobody says any more what it is.
+    suspended_with: Vec<(u64, Vec<u8>)>,
     _directory: tempfile::TempDir,
 }
 
@@ -318,6 +321,8 @@ impl Guest {
             free: HashSet::new(),
             dirty: HashSet::new(),
             was_suspended: false,
+            was_ever_suspended: false,
+            suspended_with: Vec::new(),
             _directory: directory,
         }
     }
@@ -721,8 +726,19 @@ impl Guest {
         // What it has written past its journal since, no log brings an older version of any more.
         let at = home as usize * self.layout.block_bytes;
         let is_written = *found == self.ideal[at..at + self.layout.block_bytes];
-        // Recovery may mark the file system's superblock.
-        if self.was_suspended && (is_written || home == self.layout.homes[0]) {
+        // Recovery may mark the file system's superblock, and so may whoever says that a log goes on.
+        if self.was_suspended && is_written || self.was_ever_suspended && home == self.layout.homes[0] {
+            return;
+        }
+        // An image may have a live log, and a superblock that does not say so: that is mended where the log is seen to be live.
+        let without_flag = |block: &[u8]| {
+            let (mut block, at) = (block.to_vec(), 1024 - at.min(1024));
+            let raw = &mut block[at..at + extfs::SUPERBLOCK_BYTES];
+            raw[0x60] &= !4;
+            extfs::SuperblockEdit::new(raw).expect("a superblock").seal();
+            block
+        };
+        if home == self.layout.homes[0] && without_flag(found) == without_flag(expected) {
             return;
         }
         let show = |block: &[u8]| format!("{:?}", &block[..16]);
@@ -865,8 +881,12 @@ impl Guest {
         }
         tell(|| "suspend".to_owned());
         self.route.started(Start::Fresh, &Arc::clone(&self.table)).expect("started");
-        self.was_suspended = true;
+        (self.was_suspended, self.was_ever_suspended) = (true, true);
         self.look_at_homes("after a suspend");
+        for home in self.layout.homes.clone() {
+            let block = self.read(home as usize * self.layout.block_bytes, self.layout.block_bytes);
+            self.suspended_with.push((home, block));
+        }
         // Recovery may mark the file system's superblock.
         let (at, block_bytes) = (self.layout.homes[0] as usize * self.layout.block_bytes, self.layout.block_bytes);
         let found = self.read(at, block_bytes);
@@ -1041,12 +1061,19 @@ impl Guest {
                 let is_written = *found == self.ideal[at + range.start..at + range.end];
                 let is_of_ours =
                     self.versions.iter().any(|(_, block, content)| *block == home && content[range.clone()] == *found);
-                let is_of_brought = brought.get(&home).is_some_and(|block| block[range.clone()] == *found);
+                let is_of_brought = brought.get(&home).is_some_and(|block| block[range.clone()] == *found)
+                    // The log that was copied may end sooner as yet.
+                    || self.layout.log_at.iter().any(|log| image[log + range.start..log + range.end] == *found);
                 // Without checksums nobody can tell what was written over a block of the log from that block.
-                let is_of_log = block_bytes < PAGE_BYTES
-                    && self.layout.log_at.iter().any(|log| self.ideal[log + range.start..log + range.end] == *found);
+                // (It may be escaped there.)
+                let from = if found.starts_with(&jbd2::MAGIC.to_be_bytes()) { 4 } else { 0 };
+                let is_in_log = |log: &usize| self.ideal[log + range.start + from..log + range.end] == found[from..];
+                let is_of_log = block_bytes < PAGE_BYTES && self.layout.log_at.iter().any(is_in_log);
                 // Recovery may mark the file system's superblock.
-                let is_nobodys = home == self.layout.homes[0] || self.free.contains(&home);
+                let was_there = |(of, block): &(u64, Vec<u8>)| *of == home && block[range.clone()] == *found;
+                let is_nobodys = home == self.layout.homes[0]
+                    || self.free.contains(&home)
+                    || self.suspended_with.iter().any(was_there);
                 assert!(
                     is_written || is_of_ours || is_of_brought || is_of_log || is_nobodys,
                     "block {home}, sector {sector} is {:?}",

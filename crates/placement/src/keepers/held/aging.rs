@@ -758,7 +758,12 @@ impl Held {
             }
             self.end(log, &mut state, steps)?;
         }
-        let Some(aging) = &mut state.aging else { return self.home_begins_unaged(log, change) };
+        if state.aging.is_none() {
+            // Whoever hands the log over on another thread has the area first, and then this.
+            drop(state);
+            return self.home_begins_unaged(log, change);
+        }
+        let Some(aging) = &mut state.aging else { return Ok(HomeVerdict::Wait) };
         let key = (change.request, change.range.start);
         let first_asked = self.first_asked(key);
         let when = WhenAsked { first: first_asked, is_repeated: change.is_again };
