@@ -120,6 +120,10 @@ fn pass_on(mut from: TcpStream, mut to: TcpStream, cut: &AtomicBool, delay_ms: &
             break;
         }
     }
+    // Nor does it say that the other end has hung up.
+    while cut.load(Ordering::Relaxed) {
+        std::thread::sleep(Duration::from_millis(10));
+    }
     let _ = to.shutdown(Shutdown::Both);
 }
 

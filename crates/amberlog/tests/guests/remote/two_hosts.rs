@@ -43,7 +43,7 @@ impl Drop for Loop {
 fn patient(disk: &Path, address: &str) -> Vec<OsString> {
     let mut words = remote_disk(disk, address);
     // So that the one that is cut off notices when the other has long begun: a start takes who is silent for 15 s for gone.
-    words[2] = "60000".into();
+    words[2] = "40000".into();
     words
 }
 
