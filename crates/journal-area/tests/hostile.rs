@@ -88,8 +88,6 @@ fn a_log_of_another_layout_is_not_held() {
             superblock.num_fc_blocks = 4;
         },
         |superblock: &mut SuperblockBuilder| superblock.features.incompat |= Features::CSUM_V3,
-        // Another journal, whose numbers are the same.
-        |superblock: &mut SuperblockBuilder| superblock.uuid[3] ^= 1,
     ] {
         let mut rig = Rig::new();
         assert_eq!(rig.superblock(|_| {}).expect("held"), SuperblockEffect::Opened);
@@ -134,6 +132,18 @@ fn a_log_of_which_blocks_were_let_go_gets_no_features_that_nobody_here_reads() {
             (superblock.start, superblock.sequence) = (position, sequence);
         };
         assert_eq!(rig.superblock(begins).expect("judged"), SuperblockEffect::Foreign);
+    }
+}
+
+/// Of a log in which nothing is committed yet only the UUID tells it.
+#[test]
+fn another_journal_whose_numbers_are_the_same_is_another_one() {
+    for committed in [0, 2] {
+        let mut rig = Rig::new();
+        assert_eq!(rig.superblock(|_| {}).expect("held"), SuperblockEffect::Opened);
+        (0..committed).for_each(|block| assert_eq!(rig.commit(block..block + 1), 1));
+        assert_eq!(rig.superblock(|_| {}).expect("held"), SuperblockEffect::GoesOn);
+        assert_eq!(rig.superblock(|superblock| superblock.uuid[3] ^= 1).expect("judged"), SuperblockEffect::Foreign);
     }
 }
 

@@ -733,6 +733,26 @@ fn what_is_owed_to_a_file_system_that_is_not_to_be_seen_is_in_its_log() {
     assert!(rig.replayed(0) == [(IN_USE, content(1))].into(), "{:?}", rig.replayed(0).keys());
 }
 
+/// Its guest, if it was suspended, has to find what it has written; a new kernel has to find what it would find on any disk.
+#[test]
+fn what_was_written_past_the_journal_is_there_for_who_goes_on_and_replayed_for_who_begins() {
+    let mut rig = Rig::new(1);
+    rig.superblock(0, true);
+    rig.commit(0, IN_USE, &content(1));
+    rig.commit(0, IN_USE + 1, &content(2));
+    let at = rig.home_at(0, IN_USE);
+    rig.request(RequestKind::Write, at, &mut content(9));
+    rig.start("after").expect("started");
+    assert!(rig.stored(0, IN_USE) == content(9));
+    assert!(rig.replayed(0) == [(IN_USE, content(1)), (IN_USE + 1, content(2))].into());
+    // It goes on, and unmounts.
+    rig.commit(0, IN_USE + 2, &content(3));
+    assert!(rig.replayed(0).get(&(IN_USE + 2)) == Some(&content(3)) && rig.stored(0, IN_USE) == content(9));
+    rig.superblock(0, false);
+    rig.superblock(0, true);
+    assert_eq!(rig.commit(0, IN_USE, &content(4)), 0, "the region has it");
+}
+
 /// An image of an earlier moment of this very guest, with a log that begins where this one does, is copied over an open journal: all of its log is there.
 #[test]
 fn an_image_of_its_own_is_copied_over_an_open_journal() {

@@ -428,6 +428,10 @@ fn a_file_system_that_is_made_beneath_an_open_log_is_whole() {
     }
     let operations = rig.woken();
     rig.carry_out(operations);
+    assert!(
+        rig.journals.logs().iter().all(|log| log.place().home_start != NEXT),
+        "both would have what is written there"
+    );
     // Its log, as its kernel writes it.
     for extent in found.journal.extents(&found.superblock) {
         for index in (1..u64::from(extent.count)).step_by(16) {

@@ -13,11 +13,15 @@ use guest::{Guest, Kind};
 use placement::PlacementKind;
 use std::ops::Range;
 
-/// The seeds: 40, or those of AMBERLOG_REMOUNT_MODEL_SEEDS (FIRST..END).
-fn seeds() -> Range<u64> {
+/// Seeds that have found something which no others of these do.
+const MORE_SEEDS: [u64; 2] = [50, 190];
+
+/// The seeds: 40 and a few more, or those of AMBERLOG_REMOUNT_MODEL_SEEDS (FIRST..END).
+fn seeds() -> Vec<u64> {
     let wished = std::env::var("AMBERLOG_REMOUNT_MODEL_SEEDS").ok();
     let bounds = wished.as_deref().and_then(|text| text.split_once(".."));
-    bounds.and_then(|(first, end)| Some(first.parse().ok()?..end.parse().ok()?)).unwrap_or(0..40)
+    let wished: Option<Range<u64>> = bounds.and_then(|(first, end)| Some(first.parse().ok()?..end.parse().ok()?));
+    wished.map_or_else(|| (0..40).chain(MORE_SEEDS).collect(), Iterator::collect)
 }
 
 /// How often images are copied over the guest's disk.
