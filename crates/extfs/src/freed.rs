@@ -12,6 +12,8 @@ use std::ops::Range;
 
 /// In a file system with more groups, nothing is told.
 const GROUPS_MAX: u64 = 1 << 16;
+/// With more of them, all of a group is told.
+const RANGES_OF_GROUP_MAX: usize = 1024;
 
 /// Where a file system's bitmaps are.
 #[derive(Debug, Default)]
@@ -124,6 +126,7 @@ impl Known {
         let first = u64::from(superblock.first_data_block) + u64::from(group) * u64::from(superblock.blocks_per_group);
         let cluster = u64::from(superblock.cluster_blocks);
         let end = superblock.blocks_count.min(first + u64::from(superblock.blocks_per_group));
+        let before_it = freed.len();
         for (index, (old, new)) in before.iter().zip(after).enumerate() {
             let cleared = old & !new;
             if cleared == 0 {
@@ -137,6 +140,11 @@ impl Known {
                     _ if range.start < end => freed.push(range),
                     _ => {}
                 }
+            }
+            if freed.len() - before_it > RANGES_OF_GROUP_MAX {
+                freed.truncate(before_it);
+                freed.push(first..end);
+                return;
             }
         }
     }
