@@ -189,9 +189,10 @@ impl Live {
         self.compounds.iter().take(count).map(|compound| compound.length).sum()
     }
 
-    /// The superblock that leaves them out is durable.
-    pub fn drop_compounds(&mut self, format: &Format, count: usize) {
+    /// The superblock that leaves them out is durable. Gives the blocks of which home has just what their copies had.
+    pub fn drop_compounds(&mut self, format: &Format, count: usize) -> Vec<u64> {
         self.tail = self.tail_after(format, count);
+        let mut at_home = Vec::new();
         for compound in self.compounds.drain(..count) {
             for block in compound.newest {
                 let copy = self.blocks.remove(&block);
@@ -199,8 +200,12 @@ impl Live {
                     copy.is_some_and(|copy| copy.home == Home::Settled),
                     "rule (d): block {block} is only in the log"
                 );
+                if copy.is_some_and(|copy| !copy.is_past) {
+                    at_home.push(block);
+                }
             }
         }
+        at_home
     }
 
     pub fn compounds(&self) -> usize {

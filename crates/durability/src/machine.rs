@@ -13,6 +13,10 @@ use std::time::Duration;
 
 /// A compound is made when what it would take is this part of the log, whatever its age.
 const PRESSURE: u64 = 4;
+/// Or when it would take so many bytes. What is brought home at a time takes no more, either: both are in memory until they are written.
+const BYTES_AT_ONCE_MAX: u64 = 32 << 20;
+/// Beyond so many, those of the revoked blocks of which no log on storage has a copy are only known to be freed.
+const REVOKED_MAX: usize = 1 << 16;
 
 /// How old a committed transaction may be before it is durable. At no age, a commit is answered when it is durable.
 pub type Age = Duration;
@@ -96,6 +100,10 @@ pub trait View {
     /// free blocks is as of them, and the versions are not asked for any more. A call and no step, because what is decided next
     /// depends on it.
     fn made_durable(&mut self, through: u32, blocks: &[(u64, Version)]);
+
+    /// The newest durable versions of these blocks are at home, durably, and nothing else is: what home has tells what is durable. Until
+    /// [`View::made_durable`] brings a version again, which may be this one once more: it is at home still then.
+    fn at_home(&mut self, blocks: &[u64]);
 
     /// Whether the block bitmap, as of what is durable, calls this block free. False where that is not certain.
     fn is_free(&mut self, block: u64) -> bool;
@@ -287,6 +295,8 @@ struct Waiting {
     through: u32,
     answer: AnswerId,
     tail: Option<u32>,
+    /// Only so that no more is committed than storage takes: an age is kept without it.
+    is_slowed: bool,
 }
 
 /// What the guest has at home of a block that has a committed version which is not seen there.
@@ -308,6 +318,10 @@ pub struct Durability {
     /// As it goes to storage, but for start and sequence.
     superblock: Vec<u8>,
     within: Age,
+    /// So many blocks are read into memory at a time.
+    blocks_at_once: u64,
+    /// So many revoked blocks are known one by one.
+    revoked_max: usize,
     live: Live,
     /// The superblock on storage says where the log begins.
     is_live: bool,
@@ -385,6 +399,8 @@ impl Durability {
             format,
             superblock: raw,
             within,
+            blocks_at_once: BYTES_AT_ONCE_MAX / u64::from(format.block_size),
+            revoked_max: REVOKED_MAX,
             live: Live::empty(format.first, said.sequence),
             is_live: false,
             is_proven: true,
@@ -432,6 +448,13 @@ impl Durability {
     #[must_use]
     pub fn on_storage(mut self) -> Self {
         self.is_live = true;
+        self
+    }
+
+    /// So many blocks are read into memory at a time, but for those of one transaction, and so many revoked blocks are known one by one.
+    #[must_use]
+    pub fn with_at_once(mut self, blocks: u64, revoked: usize) -> Self {
+        (self.blocks_at_once, self.revoked_max) = (blocks.max(1), revoked);
         self
     }
 
@@ -601,13 +624,33 @@ impl Durability {
             return;
         }
         self.open.add(transaction, now, self.ended);
-        if self.within.is_zero() || transaction.freed == Freed::Unknown {
-            self.waiting.push(Waiting { through: transaction.sequence, answer, tail: None });
+        if self.open.revoked.len() > self.revoked_max {
+            self.generalize_revoked();
+        }
+        let is_late = self.within.is_zero() || transaction.freed == Freed::Unknown;
+        let is_slowed = !is_late && self.making.is_some() && self.is_pressed();
+        if is_late || is_slowed {
+            self.waiting.push(Waiting { through: transaction.sequence, answer, tail: None, is_slowed });
             self.is_urgent = true;
         } else {
             steps.push(Step::Answer { answer, is_good: true });
         }
         self.drive(now, view, steps);
+    }
+
+    /// Of a revoked block of which storage's log has no copy, nor will have one of what is being made durable, nothing else matters than
+    /// that it is freed: rule (b).
+    fn generalize_revoked(&mut self) {
+        let making = self.making.as_ref().map(|making| &making.window.blocks);
+        let has_copy =
+            |block: &u64| self.live.get(*block).is_some() || making.is_some_and(|blocks| blocks.contains_key(block));
+        let (kept, freed): (BTreeSet<u64>, BTreeSet<u64>) =
+            std::mem::take(&mut self.open.revoked).into_iter().partition(has_copy);
+        self.open.revoked = kept;
+        for block in freed {
+            self.settled.remove(&block);
+            self.open.freed.insert(block..block + 1);
+        }
     }
 
     /// The guest writes, discards or zeroes `touched` blocks, of which it covers `whole` ones wholly. True when that may go to
@@ -643,11 +686,7 @@ impl Durability {
     /// Whether a write of whole blocks, not begun, would have to wait for a compound and for nothing else. Whoever holds the very same
     /// content may answer it instead of beginning it, and write it home himself later.
     pub fn waits_for_compound(&self, blocks: Range<u64>, view: &mut dyn View) -> bool {
-        let overlaps = |flight: &Flight| {
-            let touched = &flight.asked.touched;
-            touched.start < blocks.end && blocks.start < touched.end
-        };
-        if self.within.is_zero() || self.flights.values().any(overlaps) {
+        if self.within.is_zero() || self.is_under_way(&blocks) {
             return false;
         }
         let (touched, whole, kind, as_of) = (blocks.clone(), blocks, Kind::Write, self.last());
@@ -655,10 +694,26 @@ impl Durability {
         matches!(self.wait_of(&asked, self.held.len(), view), Some(Wait::Open | Wait::Making))
     }
 
+    /// Blocks to which a write may go and has not ended. The host begins to write nothing there: its write would wait for a compound, which
+    /// may wait for room in the log, and that for this write; which, if it has not been sent yet, would wait for the host's.
+    pub fn under_way_to(&self) -> BlockSet {
+        let mut blocks = BlockSet::default();
+        self.flights.values().for_each(|flight| blocks.insert(flight.asked.touched.clone()));
+        blocks
+    }
+
+    fn is_under_way(&self, blocks: &Range<u64>) -> bool {
+        self.flights.values().any(|flight| {
+            let touched = &flight.asked.touched;
+            touched.start < blocks.end && blocks.start < touched.end
+        })
+    }
+
     /// The version that is at home, durably, and the newest of all that this machine knows of: who writes just that there once more need
     /// not be sent to storage. Nothing where that is not certain, or something is under way there.
     pub fn settled(&self, block: u64) -> Option<Version> {
         let is_there = |asked: &Asked| asked.touched.contains(&block);
+        let version = self.settled.get(&block).copied()?;
         let is_newer = |window: &Window| window.blocks.contains_key(&block) || window.frees(&(block..block + 1));
         let is_busy = self.phase == Phase::Failed
             || self.flights.values().any(|flight| is_there(&flight.asked))
@@ -666,7 +721,7 @@ impl Durability {
             || is_newer(&self.open)
             || self.making.as_ref().is_some_and(|making| is_newer(&making.window))
             || self.live.get(block).is_some();
-        self.settled.get(&block).copied().filter(|_| !is_busy)
+        (!is_busy).then_some(version)
     }
 
     /// What [`Durability::settled`] would say of each block of a write, if it were not for this write, which may go and has not been sent
@@ -850,7 +905,7 @@ impl Durability {
             _ if self.phase == Phase::Failed => steps.push(Step::Answer { answer, is_good: false }),
             Some((_, through, _)) => {
                 self.is_urgent |= !self.open.is_empty();
-                self.waiting.push(Waiting { through, answer, tail: None });
+                self.waiting.push(Waiting { through, answer, tail: None, is_slowed: false });
             }
             None => self.flush_answers.push(answer),
         }
@@ -883,7 +938,7 @@ impl Durability {
             return;
         }
         // What the guest forgets must be durable: a version that its log gives up is nowhere else.
-        self.waiting.push(Waiting { through, answer, tail: Some(tail) });
+        self.waiting.push(Waiting { through, answer, tail: Some(tail), is_slowed: false });
         self.is_urgent |= !self.open.is_empty();
         self.drive(now, view, steps);
     }
@@ -1068,6 +1123,10 @@ impl Durability {
         if self.bringing_blocks.touches(touched) || self.held.iter().take(before).any(overlaps) {
             return Some(Wait::Before);
         }
+        // What of one range goes over which copies is known once, however often the guest discards it at a time.
+        if *kind != Kind::Write && self.is_under_way(touched) {
+            return Some(Wait::Before);
+        }
         // What is about to be only at home must not be torn there.
         let is_dropping = |compound: u32| compound.wrapping_sub(self.live.tail.1) < self.dropping as u32;
         if self.dropping > 0 && self.live.within(touched.clone()).any(|(_, copy)| is_dropping(copy.compound)) {
@@ -1201,7 +1260,8 @@ impl Durability {
         }
         for waiting in std::mem::take(&mut self.waiting) {
             // A tail that moves claims nothing that is on storage: there is the error mark.
-            steps.push(Step::Answer { answer: waiting.answer, is_good: waiting.tail.is_some() });
+            let is_good = waiting.tail.is_some() || waiting.is_slowed;
+            steps.push(Step::Answer { answer: waiting.answer, is_good });
         }
         for (answer, _) in std::mem::take(&mut self.awaiting_superblock) {
             steps.push(Step::Answer { answer, is_good: true });
@@ -1305,20 +1365,14 @@ impl Durability {
     }
 
     fn is_pressed(&self) -> bool {
-        self.open.blocks.len() as u64 > u64::from(self.format.log_blocks()) / PRESSURE
-    }
-
-    /// Blocks that a write of the guest is on its way to.
-    fn in_flight(&self) -> BlockSet {
-        let mut busy = BlockSet::default();
-        self.flights.values().for_each(|flight| busy.insert(flight.asked.touched.clone()));
-        busy
+        let most = (u64::from(self.format.log_blocks()) / PRESSURE).min(self.blocks_at_once);
+        self.open.blocks.len() as u64 > most
     }
 
     /// Whether what was committed is durable already.
     fn begin_compound(&mut self, now: Duration, view: &mut dyn View, steps: &mut Vec<Step>) -> bool {
         // What is held would land on an append, and may be older.
-        let mut busy = self.in_flight();
+        let mut busy = self.under_way_to();
         self.held.iter().for_each(|asked| busy.insert(asked.touched.clone()));
         let is_busy = |block: u64| busy.touches(&(block..block + 1));
         let mut sorted = Sorted::new(&self.open, &self.live, &is_busy, view);
@@ -1382,16 +1436,22 @@ impl Durability {
         false
     }
 
-    /// Copies in the log go home, as far as the guest has not written them since.
+    /// Copies in the log go home, as far as the guest has not written them since; the oldest compounds' first, if they are many.
     fn bring_home(&mut self, view: &mut dyn View, steps: &mut Vec<Step>) {
-        let busy = self.in_flight();
+        let busy = self.under_way_to();
         let block_bytes = self.format.block_size as usize;
-        let owed: Vec<(u64, u32, u32, bool)> = self
+        let mut owed: Vec<(u64, u32, u32, bool)> = self
             .live
             .within(0..u64::MAX)
             .filter(|(block, copy)| copy.home == Home::Owed && !busy.touches(&(*block..*block + 1)))
             .map(|(block, copy)| (block, copy.compound, copy.position, copy.escaped))
             .collect();
+        if owed.len() as u64 > self.blocks_at_once {
+            let first = self.live.tail.1;
+            owed.sort_by_key(|(_, compound, ..)| compound.wrapping_sub(first));
+            owed.truncate(self.blocks_at_once as usize);
+            owed.sort_unstable();
+        }
         for (block, compound, position, escaped) in owed {
             let mut content = vec![0; block_bytes];
             if let Err(error) = view.logged(position, &mut content) {
@@ -1425,7 +1485,7 @@ impl Durability {
             Phase::BodyFlush => {
                 if self.is_proven {
                     self.is_live = true;
-                    self.live.drop_compounds(&self.format, std::mem::take(&mut self.dropping));
+                    self.drop_compounds(view);
                 }
                 self.write_commit(steps);
                 self.superblock_done(now, view, steps);
@@ -1462,7 +1522,7 @@ impl Durability {
                 self.flush(steps);
             }
             Phase::TailFlush => {
-                self.live.drop_compounds(&self.format, std::mem::take(&mut self.dropping));
+                self.drop_compounds(view);
                 self.is_live = true;
                 self.phase = Phase::Idle;
                 self.is_emptying &= !self.live.is_empty();
@@ -1477,6 +1537,12 @@ impl Durability {
             }
             Phase::Idle | Phase::Failed => {}
         }
+    }
+
+    /// A superblock that leaves compounds out is durable.
+    fn drop_compounds(&mut self, view: &mut dyn View) {
+        let at_home = self.live.drop_compounds(&self.format, std::mem::take(&mut self.dropping));
+        view.at_home(&at_home);
     }
 
     /// The body is durable: the commit block makes it count.
@@ -1613,6 +1679,10 @@ struct Clocked<'a> {
 impl View for Clocked<'_> {
     fn made_durable(&mut self, through: u32, blocks: &[(u64, Version)]) {
         self.view.made_durable(through, blocks);
+    }
+
+    fn at_home(&mut self, blocks: &[u64]) {
+        self.view.at_home(blocks);
     }
 
     fn is_free(&mut self, block: u64) -> bool {

@@ -17,6 +17,7 @@ impl View for Shown {
     fn made_durable(&mut self, _: u32, blocks: &[(u64, Version)]) {
         assert!(blocks.is_empty());
     }
+    fn at_home(&mut self, _: &[u64]) {}
     fn is_free(&mut self, _: u64) -> bool {
         unreachable!()
     }

@@ -25,6 +25,7 @@ struct Shown {
 
 impl View for Shown {
     fn made_durable(&mut self, _: u32, _: &[(u64, Version)]) {}
+    fn at_home(&mut self, _: &[u64]) {}
     fn is_free(&mut self, _: u64) -> bool {
         self.is_free
     }

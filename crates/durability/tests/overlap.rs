@@ -22,6 +22,7 @@ fn free() -> Shown {
 
 impl View for Shown {
     fn made_durable(&mut self, _: u32, _: &[(u64, Version)]) {}
+    fn at_home(&mut self, _: &[u64]) {}
     fn is_free(&mut self, _: u64) -> bool {
         self.is_free
     }

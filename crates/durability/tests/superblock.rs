@@ -14,6 +14,7 @@ impl View for Shown {
     fn made_durable(&mut self, _: u32, _: &[(u64, Version)]) {
         unreachable!()
     }
+    fn at_home(&mut self, _: &[u64]) {}
     fn is_free(&mut self, _: u64) -> bool {
         unreachable!()
     }

@@ -687,9 +687,20 @@ impl JournalArea {
 
     /// Up to `count` of the oldest owed blocks that the host may write home now; each has to be ended like a guest's.
     pub fn host_writes(&self, id: LogId, count: usize, copied_only: bool) -> Vec<(usize, HostWrite)> {
+        self.host_writes_where(id, count, copied_only, &|_| true)
+    }
+
+    /// The same of those home blocks that `may_be` lets be written.
+    pub fn host_writes_where(
+        &self,
+        id: LogId,
+        count: usize,
+        copied_only: bool,
+        may_be: &dyn Fn(u64) -> bool,
+    ) -> Vec<(usize, HostWrite)> {
         let mut inner = self.lock();
         let Some((pages, jcb)) = inner.log(id) else { return Vec::new() };
-        jcb.host_writes(pages, count, copied_only)
+        jcb.host_writes(pages, count, copied_only, may_be)
     }
 
     /// Takes a guest's home write in, which then is not to be sent to storage, and may be answered: each of `blocks` is

@@ -413,8 +413,15 @@ impl VmJcb {
     }
 
     /// Picks up to `count` of the oldest owed blocks, for the host to write home, and says that they are in flight.
-    /// `copied_only` leaves out what takes no host memory. Blocks with a write in flight are left for later.
-    pub(crate) fn host_writes(&mut self, pages: &Pages, count: usize, copied_only: bool) -> Vec<(usize, HostWrite)> {
+    /// `copied_only` leaves out what takes no host memory. Blocks with a write in flight are left for later, and those that `may_be` does
+    /// not let be written.
+    pub(crate) fn host_writes(
+        &mut self,
+        pages: &Pages,
+        count: usize,
+        copied_only: bool,
+        may_be: &dyn Fn(u64) -> bool,
+    ) -> Vec<(usize, HostWrite)> {
         let Some(format) = self.format.filter(|_| self.contradiction.is_none() && !self.is_torn && !self.is_taken)
         else {
             return Vec::new();
@@ -439,7 +446,7 @@ impl VmJcb {
             let Some(block) = self.home_of(here) else { continue };
             // Rule 3 of ARCHITECTURE.md: what was superseded is no longer held, so that no older one can be found here.
             debug_assert!(!wanted || self.newest(block) == Some(here), "log block {here} is held though superseded");
-            if !wanted || self.in_flight.overlaps(&(block..block + 1), None) {
+            if !wanted || self.in_flight.overlaps(&(block..block + 1), None) || !may_be(block) {
                 continue;
             }
             writes.extend(self.host_write_begins(pages, here, block, &mut buffer));

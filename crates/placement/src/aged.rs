@@ -206,6 +206,8 @@ struct Shown<'a>(&'a [(u64, Vec<u8>)]);
 impl View for Shown<'_> {
     fn made_durable(&mut self, _through: u32, _blocks: &[(u64, Version)]) {}
 
+    fn at_home(&mut self, _blocks: &[u64]) {}
+
     fn is_free(&mut self, _block: u64) -> bool {
         false
     }

@@ -315,6 +315,11 @@ impl Disk {
         let _ = self.clock.simulated.set(milliseconds);
     }
 
+    /// For simulations: asked before each write that is not sent by whoever runs the disk whether it goes well.
+    pub fn simulate_writes(&self, goes_well: impl Fn() -> bool + Send + Sync + 'static) {
+        self.file.simulate_writes(goes_well);
+    }
+
     pub(crate) fn set_durable_within(&self, within: Option<Duration>) {
         *self.durable_within.lock().expect("no panic under this lock") = within;
         self.wake.wake();

@@ -376,8 +376,9 @@ impl Journals {
         let books = self.books_of_aged(log, opening)?;
         match log.keeper.follows(log, opening, raw, books.numbered) {
             Ok(follows) => Ok(follows),
-            // What waits for durability fails, as it would have: whoever repeats it is told so.
-            Err(why) if books.doubt.is_doubted || !is_at_once(log) => {
+            // What waits for durability fails, as it would have: whoever repeats it is told so. And nobody waits whose log was being
+            // recovered: its guest is gone, or was answered before it was suspended.
+            Err(why) if books.doubt.is_doubted || books.is_recovering || !is_at_once(log) => {
                 log::warn!(
                     "disk {}: the journal of the file system at byte {} is only held for now: {why}",
                     log.home.options.name,

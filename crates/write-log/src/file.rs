@@ -20,6 +20,15 @@ pub struct LoggedFile {
     on_failed_flush: Arc<OnceLock<Hook>>,
     past_cache: Arc<OnceLock<PastCache>>,
     has_written: Arc<AtomicBool>,
+    before_write: Arc<OnceLock<BeforeWrite>>,
+}
+
+struct BeforeWrite(Box<dyn Fn() -> bool + Send + Sync>);
+
+impl std::fmt::Debug for BeforeWrite {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str("BeforeWrite")
+    }
 }
 
 /// The same image past the page cache.
@@ -71,7 +80,13 @@ impl LoggedFile {
             on_failed_flush: Arc::default(),
             past_cache: Arc::default(),
             has_written: Arc::default(),
+            before_write: Arc::default(),
         }
+    }
+
+    /// For simulations: asked before each write whether it goes well; otherwise it fails, and writes nothing. Said once.
+    pub fn simulate_writes(&self, goes_well: impl Fn() -> bool + Send + Sync + 'static) {
+        self.before_write.get_or_init(|| BeforeWrite(Box::new(goes_well)));
     }
 
     /// Somebody writes the same image past the page cache, through `file` or another one, in multiples of so many bytes. A write of ours
@@ -123,6 +138,9 @@ impl LoggedFile {
     /// As [`FileExt::write_all_at`].
     pub fn write_all_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
         self.has_written.store(true, Ordering::Relaxed);
+        if self.before_write.get().is_some_and(|BeforeWrite(goes_well)| !goes_well()) {
+            return Err(io::Error::other("a simulated failure"));
+        }
         let changes = self.changes.get();
         if let Some(changes) = changes {
             changes.begins(offset, bytes.len() as u64);

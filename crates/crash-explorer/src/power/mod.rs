@@ -124,6 +124,15 @@ impl View for Shown<'_> {
         }
     }
 
+    fn at_home(&mut self, blocks: &[u64]) {
+        for block in blocks {
+            let Some(content) = self.durable.blocks.get(block) else { continue };
+            let mut home = vec![0; content.len()];
+            self.disk.read(block * content.len() as u64, &mut home);
+            assert!(home[..] == content[..], "block {block} is not at home");
+        }
+    }
+
     fn is_free(&mut self, block: u64) -> bool {
         self.allocation.is_free(self.durable, block).unwrap_or(false)
     }

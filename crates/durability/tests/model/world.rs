@@ -55,6 +55,8 @@ pub struct Setting {
     pub hosts: u64,
     /// How often the guest writes home what it is writing home already, in percent. It keeps its log until it has written it alone.
     pub overlaps: u64,
+    /// Blocks that the machine reads into memory at a time, and revoked blocks that it knows one by one.
+    pub at_once: (u64, usize),
 }
 
 impl Setting {
@@ -76,6 +78,7 @@ impl Setting {
             spread: [1, 2, 5, 12][Random::of(seed, 15).below(4) as usize],
             hosts: [0, 5, 20, 50][Random::of(seed, 16).below(4) as usize],
             overlaps: [0, 0, 20, 60][Random::of(seed, 17).below(4) as usize],
+            at_once: [(1, 0), (3, 1), (8, 4), (1000, 1000)][Random::of(seed, 19).below(4) as usize],
         };
         // Who goes on cannot tell apart two writes to one place that were both not answered.
         let overlaps = if drawn.deaths > 0 { 0 } else { drawn.overlaps };
@@ -160,7 +163,8 @@ enum OnDisk {
 }
 
 struct Shown<'a> {
-    bitmap: &'a mut Vec<u8>,
+    bitmap: &'a mut Option<Vec<u8>>,
+    durable: &'a mut HashMap<u64, (Version, bool)>,
     versions: &'a mut HashMap<Version, Vec<u8>>,
     contents: &'a HashMap<Version, Vec<u8>>,
     version_of: &'a HashMap<(u64, u32), Version>,
@@ -173,6 +177,13 @@ struct Shown<'a> {
 }
 
 impl Shown<'_> {
+    /// What whoever reads it finds at home.
+    fn home(&self, block: u64) -> Vec<u8> {
+        let mut content = vec![0; BLOCK];
+        self.disk.read(block as usize * BLOCK, &mut content);
+        content
+    }
+
     /// The newest version of a block that the guest's log has.
     fn newest(&self, block: u64) -> Option<Newest> {
         let (transaction, _) = *self.books.get(&block)?;
@@ -187,15 +198,38 @@ impl View for Shown<'_> {
         for (block, version) in blocks {
             let is_held = self.versions.remove(version).is_some();
             assert!(is_held || self.read.contains(version), "block {block} has a version that is not held");
-            let content = self.contents[version].clone();
+            let content = &self.contents[version];
+            // What is durable once more is at home still, and nowhere else perhaps.
+            if !is_held && *block != DIRECT && self.durable.get(block) == Some(&(*version, true)) {
+                assert!(self.home(*block) == *content, "home has another version of block {block} than is durable");
+            }
+            self.durable.insert(*block, (*version, false));
             if *block == BITMAP {
-                *self.bitmap = content;
+                *self.bitmap = Some(content.clone());
+            }
+        }
+    }
+
+    fn at_home(&mut self, blocks: &[u64]) {
+        for block in blocks {
+            // Of before durability began, or of another machine's.
+            let Some((version, is_home)) = self.durable.get_mut(block) else { continue };
+            *is_home = true;
+            let at = *block as usize * BLOCK;
+            let content = &self.contents[version];
+            assert!(self.disk.durable[at..at + BLOCK] == content[..], "block {block} is not at home");
+            if *block == BITMAP {
+                *self.bitmap = None;
             }
         }
     }
 
     fn is_free(&mut self, block: u64) -> bool {
-        (DATA..HOME_BLOCKS).contains(&block) && !is_set(self.bitmap, block)
+        let bitmap = match &*self.bitmap {
+            Some(bitmap) => bitmap.clone(),
+            None => self.home(BITMAP),
+        };
+        (DATA..HOME_BLOCKS).contains(&block) && !is_set(&bitmap, block)
     }
 
     fn content(&mut self, version: Version, into: &mut [u8]) -> io::Result<()> {
@@ -244,7 +278,10 @@ pub struct World {
     versions_of: BTreeMap<u32, Vec<Version>>,
     /// The journal superblock as it was.
     superblock: Vec<u8>,
-    durable_bitmap: Vec<u8>,
+    /// Nothing while home tells it.
+    durable_bitmap: Option<Vec<u8>>,
+    /// Of each block the newest version that is durable, and whether home tells it, as far as this machine has said.
+    durable: HashMap<u64, (Version, bool)>,
     /// The disk's operations, and when each ends at the latest.
     on_disk: BTreeMap<u64, (OnDisk, u64)>,
     asked: HashMap<AnswerId, Asked>,
@@ -329,7 +366,7 @@ impl World {
         }
         disk.durable[JOURNAL..JOURNAL + superblock.len().min(BLOCK)].copy_from_slice(&superblock[..BLOCK]);
         let states = BTreeMap::from([(FIRST - 1, state.clone())]);
-        let durable_bitmap = state.bitmap();
+        let durable_bitmap = Some(state.bitmap());
         World {
             setting,
             random: Random::of(seed, 1),
@@ -348,6 +385,7 @@ impl World {
             versions_of: BTreeMap::new(),
             superblock: superblock[..BLOCK].to_vec(),
             durable_bitmap,
+            durable: HashMap::new(),
             on_disk: BTreeMap::new(),
             asked: HashMap::new(),
             next_id: 0,
@@ -398,6 +436,11 @@ impl World {
         Duration::from_millis(self.now)
     }
 
+    fn bounded(&self, machine: Durability) -> Durability {
+        let (blocks, revoked) = self.setting.at_once;
+        machine.with_at_once(blocks, revoked)
+    }
+
     fn id(&mut self) -> u64 {
         self.next_id += 1;
         self.next_id
@@ -412,6 +455,7 @@ impl World {
         let mut machine = self.machine.take().expect("a log is open");
         let mut view = Shown {
             bitmap: &mut self.durable_bitmap,
+            durable: &mut self.durable,
             versions: &mut self.versions,
             contents: &self.contents,
             version_of: &self.version_of,
@@ -602,7 +646,8 @@ impl World {
     /// The host writes home what is committed, for memory's sake: not beside a write of the guest's that is with the disk, and not over
     /// what the guest may have written past its journal.
     fn host_writes(&mut self) -> Result<(), String> {
-        let Some(_) = &self.machine else { return Ok(()) };
+        let Some(machine) = &self.machine else { return Ok(()) };
+        let under_way = machine.under_way_to();
         let owed: Vec<(u64, u32)> = self
             .books
             .iter()
@@ -610,6 +655,7 @@ impl World {
                 let is_on_its_way =
                     |write: &GuestWrite| write.blocks.contains(block) && (write.is_sent || write.is_hosts());
                 !is_home
+                    && !under_way.touches(&(**block..**block + 1))
                     && !self.overwritten.contains(&(**block, *sequence))
                     && self.past.get(block).is_none_or(|(past, _)| past != sequence)
                     && !self.writes.values().any(is_on_its_way)
@@ -1005,7 +1051,8 @@ impl World {
             .checksum(self.setting.checksum)
             .build();
             raw.truncate(BLOCK);
-            self.machine = Some(Durability::opened(&raw, Duration::from_millis(self.setting.within))?);
+            let machine = Durability::opened(&raw, Duration::from_millis(self.setting.within))?;
+            self.machine = Some(self.bounded(machine));
             self.unseen = Flushed { direct: self.stamps, in_place: self.ended_stamps.clone() };
         }
         self.next_sequence += 1;
@@ -1174,12 +1221,14 @@ impl World {
         }
         let last = *self.committed.keys().next_back().unwrap();
         // Journaled and owed, or at home: the bitmap is that of the last transaction.
-        self.durable_bitmap = self.states[&last].bitmap();
+        self.durable_bitmap = Some(self.states[&last].bitmap());
+        self.durable.clear();
         let owed: Vec<Transaction> = owed.into_values().collect();
         let mut raw = vec![0; BLOCK];
         self.disk.read(JOURNAL, &mut raw);
         let within = Duration::from_millis(self.setting.within);
-        self.machine = Some(Durability::engaged(&raw, within, (&owed, self.tail, last), &past, self.time())?);
+        let machine = Durability::engaged(&raw, within, (&owed, self.tail, last), &past, self.time())?;
+        self.machine = Some(self.bounded(machine));
         self.setting.engages = false;
         self.engaged_at = Some(self.now);
         // A transaction that is on its way to be told was held already.
@@ -1255,11 +1304,13 @@ impl World {
             let none = Transaction { sequence, blocks: vec![], revokes: vec![], freed: Freed::Blocks(vec![]) };
             owed.entry(sequence).or_insert(none).blocks.push((block, version));
         }
-        self.durable_bitmap = self.states[&last.max(FIRST - 1)].bitmap();
+        self.durable_bitmap = Some(self.states[&last.max(FIRST - 1)].bitmap());
+        self.durable.clear();
         let owed: Vec<Transaction> = owed.into_values().collect();
         let within = Duration::from_millis(self.setting.within);
         let (past, owed) = (self.known_past(), (&owed[..], self.tail, last));
         let machine = Durability::followed(&superblock, within, &found, owed, &past, self.time())?;
+        let machine = self.bounded(machine);
         self.machine = Some(machine);
         // In the guest's order, or any other. What the host wrote is not asked for again.
         let mut writes = self.take_writes();

@@ -358,7 +358,7 @@ impl Keeper for Held {
     fn home_ended(&self, log: &Log, operation: usize, is_ok: bool, steps: &mut Steps) -> bool {
         self.area.home_write_ended(self.id, operation, is_ok);
         let is_covered = self.aged_home_ended(log, operation, is_ok, steps);
-        if log.is_emptying() {
+        if log.is_emptying() || self.area.under_pressure().is_some_and(|(id, _)| id == self.id) {
             // What was in the way of a host write may have been this.
             self.drive(log, steps);
         }
@@ -420,8 +420,10 @@ impl Keeper for Held {
         }
         let room = HOST_WRITES_MAX.saturating_sub(host_in_flight);
         let copied_only = !is_emptying && pressure == Some(Pressure::Copies);
-        let writes = self.area.host_writes(self.id, room, copied_only);
-        if writes.is_empty() && host_in_flight == 0 && pressure == Some(Pressure::Pages) {
+        let under_way = self.aged_under_way();
+        let may_be = |block: u64| !under_way.touches(&(block..block + 1));
+        let writes = self.area.host_writes_where(self.id, room, copied_only, &may_be);
+        if writes.is_empty() && under_way.is_empty() && host_in_flight == 0 && pressure == Some(Pressure::Pages) {
             self.store_starved(log, steps);
         }
         self.inner().host_in_flight += writes.len();
@@ -501,7 +503,7 @@ impl Keeper for Held {
             return finish_closed(log, is_vm_gone);
         }
         self.check_own_has_ended(log)?;
-        self.forget_aging();
+        self.forget_aging_for_recovery();
         self.wait_for_home_writes(log)?;
         if let Some(why) = self.area.contradiction(self.id) {
             distrust::say(&self.area, log, &why);
@@ -516,6 +518,7 @@ impl Keeper for Held {
         })?;
         let mut report = finish_aged(&taking.log(), &log.place, home, journal).map_err(io::Error::other)?;
         taking.end(|| {});
+        self.aged_awaits_mark(false);
         if !owed.materialise && report.blocks_written != owed.blocks + owed.stored_blocks {
             // The pair to what was counted when the blocks were retained. What was written is what the log itself says, which
             // recovery trusts more than the books; one of the two is wrong all the same.

@@ -51,6 +51,111 @@ fn a_flush_does_not_wait_for_an_age_that_comes_later() {
     assert_eq!(rig.held, 0);
 }
 
+/// What an age had allowed is durable before another worker answers a flush, or says that no age is in force: the first one knew.
+#[test]
+fn who_follows_a_change_to_no_age_owes_what_the_age_allowed() {
+    for is_asked_before in [false, true] {
+        let mut rig = Rig::new(Some(LONG));
+        rig.open();
+        rig.commit();
+        rig.settle();
+        set_age(&mut rig, Duration::ZERO);
+        if is_asked_before {
+            rig.request(RequestKind::Flush, 0, &[]);
+            assert!(rig.held > 0, "the flush waits");
+        }
+        // Nothing of what it had sent was done.
+        (rig.waiting, rig.held) = (Vec::new(), 0);
+        rig.follow(Some(Duration::ZERO)).expect("it goes on");
+        assert_ne!(rig.within_s(), Some(0), "it is not in force yet");
+        rig.request(RequestKind::Flush, 0, &[]);
+        let flush = RequestId(rig.next);
+        let is_told = |rig: &Rig| rig.told.iter().any(|(request, _)| *request == flush);
+        rig.wake(0);
+        while !(is_told(&rig) && rig.within_s() == Some(0)) {
+            assert!(rig.compounds() > 0 || !is_told(&rig) && rig.within_s() != Some(0), "nothing is durable yet");
+            assert!(!rig.waiting.is_empty(), "it hangs");
+            rig.settle_one();
+        }
+        rig.promise(1);
+        rig.settle();
+        assert!(rig.judge() > 5);
+    }
+}
+
+/// A flush that waits for what an age had allowed leaves when storage says that the journal is only held, if durability ends meanwhile.
+#[test]
+fn a_flush_does_not_leave_before_storage_says_that_it_is_only_held() {
+    for is_asked_before in [true, false] {
+        for settled in 0..4 {
+            let mut rig = Rig::new(Some(LONG));
+            rig.open();
+            rig.commit();
+            rig.settle();
+            set_age(&mut rig, Duration::ZERO);
+            if is_asked_before {
+                rig.request(RequestKind::Flush, 0, &[]);
+                assert!(rig.held > 0, "the flush waits");
+            }
+            for _ in 0..settled {
+                rig.settle_one();
+            }
+            rig.gives_up();
+            rig.journals.set_durable_within(0, None).expect("possible");
+            rig.wake(0);
+            if !is_asked_before {
+                rig.request(RequestKind::Flush, 0, &[]);
+            }
+            while !rig.waiting.is_empty() {
+                assert!(rig.held > 0 || !is_aged(&rig) || rig.compounds() > 0, "it left before ({settled} steps)");
+                rig.settle_one();
+            }
+            rig.wake(0);
+            rig.settle();
+            assert_eq!((is_aged(&rig), rig.held), (false, 0), "after {settled} steps");
+        }
+    }
+}
+
+/// A recovery that fails at a reset leaves all that it may have to bring home once more, and nothing goes home beside it that the compounds
+/// on storage would be replayed over.
+#[test]
+fn nothing_goes_home_beside_a_recovery_that_failed() {
+    let mut has_failed = 0;
+    for writes in 0.. {
+        let mut rig = Rig::new(Some(AGE));
+        rig.open();
+        rig.commit();
+        rig.settle();
+        rig.pass(2 * AGE.as_millis() as u64);
+        assert!(rig.compounds() > 0);
+        rig.commit();
+        rig.settle();
+        // Taken in and answered: it goes home when it is durable.
+        rig.write_homes();
+        rig.settle();
+        let last = rig.committed;
+        let left = Arc::new(AtomicU64::new(writes));
+        let counted = Arc::clone(&left);
+        let goes_well =
+            move || counted.fetch_update(Ordering::AcqRel, Ordering::Acquire, |left| left.checked_sub(1)).is_ok();
+        rig.journals.disk(0).simulate_writes(goes_well);
+        if rig.journals.recover_disk(0).is_ok() {
+            break;
+        }
+        has_failed += 1;
+        left.store(u64::MAX, Ordering::Release);
+        rig.pass(10_000);
+        rig.wake(10_000);
+        rig.settle();
+        rig.journals.recover_disk(0).unwrap_or_else(|error| panic!("after {writes} writes: {error}"));
+        let bytes = std::fs::read(&rig.image).expect("the image");
+        let is_there = state(&Image::of(&bytes), (&rig.log_at, &rig.homes), last, false);
+        assert_eq!(is_there, Ok(last), "after {writes} writes");
+    }
+    assert!(has_failed > 4, "{has_failed} failures");
+}
+
 /// With an age nobody was promised more than that it is held, also while durability ends for a fault.
 #[test]
 fn a_commit_beside_a_fault_is_held() {

@@ -876,3 +876,60 @@ fn waits_while(change: Change, deaths: u32, steps: u32, seed: u64) {
     assert_eq!(block[0], DIRECT, "{case}");
     assert!(guest.rig.judge() > 20, "{case}");
 }
+
+/// A worker is killed before any write of the recovery that it does when its guest is reset: another one goes on, whatever the age.
+#[test]
+fn a_worker_that_dies_amid_a_recovery_is_followed() {
+    for within in [Duration::ZERO, AGE] {
+        let mut writes = 0;
+        for killed in 0.. {
+            let mut rig = Rig::new(Some(within));
+            rig.gives_up();
+            rig.open();
+            for _ in 0..2 {
+                rig.commit();
+                rig.settle();
+                rig.pass(2 * AGE.as_millis() as u64);
+            }
+            assert!(rig.compounds() > 0);
+            rig.write_homes();
+            rig.commit();
+            rig.settle();
+            let last = rig.committed;
+            let (parts, registry) = (rig.directory.path().to_owned(), rig.directory.path().join("registry"));
+            let left: Arc<std::sync::Mutex<(usize, Vec<(PathBuf, Vec<u8>)>, Vec<u8>)>> = Arc::default();
+            let (seen, image) = (Arc::clone(&left), rig.image.clone());
+            rig.journals.disk(0).simulate_writes(move || {
+                let mut seen = seen.lock().expect("no panic");
+                if seen.0 == killed {
+                    for part in ["vms", "registry"] {
+                        files(&parts.join(part), &mut seen.1);
+                    }
+                    seen.2 = std::fs::read(&image).expect("the image");
+                }
+                seen.0 += 1;
+                true
+            });
+            rig.journals.recover_disk(0).expect("recovered");
+            let (count, tables, image) = std::mem::take(&mut *left.lock().expect("no panic"));
+            if count <= killed {
+                writes = count;
+                break;
+            }
+            for (path, bytes) in &tables {
+                let file = File::options().create(true).truncate(false).write(true).open(path).expect("opened");
+                file.set_len(bytes.len() as u64).and_then(|()| file.write_all_at(bytes, 0)).expect("written");
+            }
+            rig.file.write_all_at(&image, 0).expect("written");
+            (rig.waiting, rig.held) = (Vec::new(), 0);
+            let what = format!("killed before write {killed}, within {within:?}");
+            rig.follow(Some(within)).unwrap_or_else(|error| panic!("{what}: {error}"));
+            rig.settle();
+            rig.journals.recover_all().unwrap_or_else(|error| panic!("{what}: {error}"));
+            let bytes = std::fs::read(&rig.image).expect("the image");
+            assert_eq!(state(&Image::of(&bytes), (&rig.log_at, &rig.homes), last, false), Ok(last), "{what}");
+            assert!(registry.exists());
+        }
+        assert!(writes > 6, "{writes} writes");
+    }
+}

@@ -247,7 +247,8 @@ impl Held {
 
     /// The guest flushes the disk with the file system.
     pub(super) fn holds_flush(&self, log: &Log, request: RequestId, steps: &mut Steps) {
-        if log.is_open() && self.aged_durable() == Some(None) && (self.has_absorbed() || self.aged_owes()) {
+        let is_absorbed = || self.aged_durable() == Some(None) && self.has_absorbed();
+        if log.is_open() && (self.aged_owes() || is_absorbed()) {
             self.absorbing().flushes.push(request);
             steps.hold(request);
             self.drive_absorbed(log, steps);
@@ -292,7 +293,11 @@ impl Held {
             let bars: Vec<Bar> = absorbing.superblocks.iter().map(|(_, content)| bar_of(content)).collect();
             (std::mem::take(&mut absorbing.wanted), bars)
         };
+        let under_way = self.aged_under_way();
         let is_wanted = |block: u64, transaction: u32| {
+            if under_way.touches(&(block..block + 1)) {
+                return false;
+            }
             durable.is_none_or(|durable| !sequence::is_after(transaction, durable))
                 || wanted.iter().any(|blocks| blocks.contains(&block))
                 || bars.iter().any(|bar| match bar {

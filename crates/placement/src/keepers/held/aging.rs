@@ -32,8 +32,8 @@ use crate::opening::{is_alone_in_its_page, mark_again, mark_behind, write_aged, 
 use crate::report::DurabilityReport;
 use block_route::{Buffer, RequestId, RequestKind, Status};
 use durability::{
-    AnswerId, Committed, Durability, FoundSaid, Freed, Kind, OperationId, Past, Place, Transaction, Version, View,
-    WhenAsked, WriteId,
+    AnswerId, BlockSet, Committed, Durability, FoundSaid, Freed, Kind, OperationId, Past, Place, Transaction, Version,
+    View, WhenAsked, WriteId,
 };
 use jbd2::{Format, Superblock, sequence};
 use journal_area::{
@@ -98,9 +98,10 @@ impl State {
 struct Aging {
     machine: Durability,
     within: Duration,
-    /// What an age before no age has left: the last transaction that it allowed not to be durable, and that age. Until it is, no age is not in
+    /// What an age before no age has left: the last transaction that it allowed not to be durable, and that age, where it is known: an
+    /// earlier process may have changed it, and what it left is that age's. Until it is durable, no age is not in
     /// force, and the guest's flushes wait for it.
-    owed: Option<(u32, Duration)>,
+    owed: Option<(u32, Option<Duration>)>,
     /// When it began.
     since: Duration,
     stint: u64,
@@ -196,7 +197,11 @@ struct Shown<'a> {
 
 impl View for Shown<'_> {
     fn made_durable(&mut self, through: u32, blocks: &[(u64, Version)]) {
-        self.watched.made_durable(through, blocks);
+        self.watched.made_durable(self.log, through, blocks);
+    }
+
+    fn at_home(&mut self, blocks: &[u64]) {
+        self.watched.at_home(blocks);
     }
 
     fn is_free(&mut self, block: u64) -> bool {
@@ -324,11 +329,11 @@ impl Aging {
         self.owed.is_some_and(|(last, _)| sequence::is_after(last, self.machine.durable()))
     }
 
-    /// The age that is in force.
-    fn allows(&self) -> Duration {
+    /// The age that is in force, where that is known.
+    fn allows(&self) -> Option<Duration> {
         match self.owed {
             Some((_, before)) if self.owes() => before,
-            _ => self.within,
+            _ => Some(self.within),
         }
     }
 
@@ -670,9 +675,9 @@ impl Held {
         Some((!aging.within.is_zero()).then(|| aging.machine.durable()))
     }
 
-    /// Whether no age is wished, and something is not durable yet that an age had allowed.
+    /// Whether no age is wished, and something is not durable yet that an age had allowed; also while durability ends, until storage says so.
     pub(super) fn aged_owes(&self) -> bool {
-        self.state().aging.as_ref().is_some_and(|aging| aging.ending.is_none() && aging.owes())
+        self.state().aging.as_ref().is_some_and(Aging::owes)
     }
 
     /// Whether durability by age has an end under way.
@@ -696,7 +701,8 @@ impl Held {
                 .map(|(position, block)| (*block, watched::version(accepted.sequence, *position)))
                 .collect();
             let mut read = |version| copied(log, &self.area, self.id, version);
-            let freed = aging.watched.committed(log, &blocks, &mut read).unwrap_or_else(|error| {
+            let making = aging.machine.under_way();
+            let freed = aging.watched.committed(log, &blocks, making, &mut read).unwrap_or_else(|error| {
                 log::error!(
                     "disk {}: reading bitmaps failed: {error}; until the file system at byte {} is next mounted, every commit is durable \
                      before its guest is told of it (as with durable-within=0), and nothing is an append",
@@ -961,6 +967,12 @@ impl Held {
         is_covered
     }
 
+    /// Blocks to which the guest may write just now, by what the machine says, whether or not it does yet: the host does not begin to
+    /// ([`Durability::under_way_to`]).
+    pub(super) fn aged_under_way(&self) -> BlockSet {
+        self.state().aging.as_ref().map_or_else(BlockSet::default, |aging| aging.machine.under_way_to())
+    }
+
     /// The host is about to write these home.
     pub(super) fn aged_host_writes(&self, log: &Log, writes: Vec<(usize, HostWrite)>, steps: &mut Steps) {
         let mut state = self.state();
@@ -970,6 +982,7 @@ impl Held {
                 continue;
             };
             let (id, blocks) = (WriteId(aging.id()), write.block..write.block + 1);
+            debug_assert!(!aging.machine.under_way_to().touches(&blocks), "the host writes beside the guest");
             // The machine may let it go at once.
             aging.hosts.insert(id, (operation, write));
             let may_go = aging.call(self, log, steps, |machine, now, view, said| {
@@ -1160,6 +1173,8 @@ impl Held {
             steps.push(Side::Journal, Step::Release(request, Status::Ok));
         }
         steps.push(Side::Home, Step::Retry);
+        // Flushes waited for that, too.
+        log.home.wake.wake();
         Ok(())
     }
 
@@ -1240,6 +1255,10 @@ impl Held {
             return Err(why);
         }
         let (_, format) = Superblock::parse(&superblock).map_err(|error| error.to_string())?;
+        // Such books name no version, as if all were home.
+        if let Some(why) = self.area.contradiction(self.id) {
+            return Err(format!("its books are wrong: {why}"));
+        }
         let tail = self.area.tail(self.id).ok_or("it has no tail")?;
         // Compounds of this opening may have numbers beyond those of the guest's transactions, where it began more than once.
         let next = self.area.next_sequence(self.id).ok_or("it is not open")?;
@@ -1350,10 +1369,14 @@ impl Held {
         let is_told = told.is_ok_and(|told| told[..] == raw[..]);
         let machine =
             Durability::followed(&superblock, within, &found, owed, &past, Duration::ZERO)?.says_anew(!is_told);
-        watched.made_durable(tail.sequence.wrapping_sub(1), &durable);
+        watched.made_durable(log, tail.sequence.wrapping_sub(1), &durable);
         let mut aging = Aging::new(log, machine, within, (format, opening), &superblock);
         state.stints += 1;
         (aging.stint, aging.watched, aging.numbered_before) = (state.stints, watched, numbered);
+        if within.is_zero() && sequence::is_after(last, aging.machine.durable()) {
+            // An age may have allowed it: who asks for a flush again was not answered for its sake.
+            aging.owed = Some((last, None));
+        }
         (state.following, state.is_unmarked) = (Some(Box::new(aging)), true);
         Ok(true)
     }
@@ -1447,6 +1470,17 @@ impl Held {
         *state = State { stints, counted, ..State::default() };
     }
 
+    /// The same before a recovery, which may fail: until one has not, nothing goes home beside the compounds on storage, which would be
+    /// replayed over it.
+    pub(super) fn forget_aging_for_recovery(&self) {
+        let is_aged = {
+            let state = self.state();
+            state.aging.is_some() || state.following.is_some() || state.is_unmarked
+        };
+        self.forget_aging();
+        self.state().is_unmarked = is_aged;
+    }
+
     pub(super) fn aged_report(&self, log: &Log) -> DurabilityReport {
         let block_bytes = u64::from(log.place.block_bytes);
         let state = self.state();
@@ -1459,7 +1493,8 @@ impl Held {
         let in_force = aging.filter(|aging| aging.machine.is_proven() && aging.ending.is_none());
         let is_to_begin = in_force.is_none() && !state.is_leaving && log.home.durable_within().is_some();
         DurabilityReport {
-            within_s: in_force.map(|aging| if is_lost { 0 } else { aging.allows().as_secs() }),
+            within_s: in_force
+                .and_then(|aging| if is_lost { Some(0) } else { aging.allows().map(|age| age.as_secs()) }),
             oldest_undurable_s: aging.zip(now.oldest).map(|(aging, oldest)| age(aging, oldest)),
             compounds: all.compounds,
             compound_blocks: all.compound_blocks,
@@ -1468,7 +1503,7 @@ impl Held {
             writes_held: all.writes_held,
             discards_held: all.discards_held,
             through: aging.map(|aging| (aging.machine.durable(), aging.machine.under_way())),
-            within: in_force.map(Aging::allows),
+            within: in_force.and_then(Aging::allows),
             reason: match &state.why_not {
                 None if is_lost => {
                     Some("its bitmaps are not understood, so every commit is durable at once".to_owned())

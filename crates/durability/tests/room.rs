@@ -1,0 +1,179 @@
+//! How much the machine reads into memory at a time, and how much waits beside it, is bounded whatever the guest does.
+
+use durability::{
+    AnswerId, Committed, Durability, Freed, Kind, OperationId, Place, Step, Transaction, Version, View, WhenAsked,
+    WriteId,
+};
+use jbd2::Checksum;
+use jbd2::build::SuperblockBuilder;
+use std::io;
+use std::ops::Range;
+use std::time::Duration;
+
+const NOW: Duration = Duration::ZERO;
+const LONG: Duration = Duration::from_secs(1000);
+/// Blocks that are read into memory at a time.
+const AT_ONCE: u64 = 4;
+
+struct Shown;
+
+impl View for Shown {
+    fn made_durable(&mut self, _: u32, _: &[(u64, Version)]) {}
+    fn at_home(&mut self, _: &[u64]) {}
+    fn is_free(&mut self, _: u64) -> bool {
+        false
+    }
+    fn content(&mut self, _: Version, into: &mut [u8]) -> io::Result<()> {
+        into.fill(1);
+        Ok(())
+    }
+    fn logged(&mut self, _: u32, into: &mut [u8]) -> io::Result<()> {
+        into.fill(1);
+        Ok(())
+    }
+    fn wall_clock(&self) -> (u64, u32) {
+        (0, 0)
+    }
+    fn committed_after(&mut self, _: Range<u64>, _: u32) -> Vec<Committed> {
+        Vec::new()
+    }
+}
+
+struct Rig {
+    machine: Durability,
+    under_way: Vec<OperationId>,
+    gone: Vec<WriteId>,
+    /// Home writes of the last steps.
+    homes: usize,
+    /// Who was told what.
+    told: Vec<(u64, bool)>,
+    sequence: u32,
+}
+
+impl Rig {
+    fn new() -> Self {
+        let superblock = SuperblockBuilder { maxlen: 200, start: 1, sequence: 2, ..SuperblockBuilder::default() }
+            .checksum(Checksum::V3)
+            .build();
+        let machine = Durability::opened(&superblock, LONG).expect("a log").on_storage().with_at_once(AT_ONCE, 8);
+        Rig { machine, under_way: Vec::new(), gone: Vec::new(), homes: 0, told: Vec::new(), sequence: 1 }
+    }
+
+    fn call<T>(&mut self, call: impl FnOnce(&mut Durability, &mut Shown, &mut Vec<Step>) -> T) -> T {
+        let mut steps = Vec::new();
+        let result = call(&mut self.machine, &mut Shown, &mut steps);
+        self.homes = 0;
+        for step in steps {
+            match step {
+                Step::Write { operation, place, bytes } => {
+                    self.under_way.push(operation);
+                    if let Place::Home(_) = place {
+                        self.homes += bytes.len() / 4096;
+                    }
+                }
+                Step::Flush { operation } => self.under_way.push(operation),
+                Step::Go(id) => self.gone.push(id),
+                Step::Answer { answer, is_good } => self.told.push((answer.0, is_good)),
+                Step::Failed(why) => panic!("{why}"),
+            }
+        }
+        result
+    }
+
+    /// A transaction of so many blocks from `first` on; its answer has its number.
+    fn commit(&mut self, first: u64, blocks: u64) -> u64 {
+        self.sequence += 1;
+        let sequence = self.sequence;
+        let blocks = (first..first + blocks).map(|block| (block, Version(u64::from(sequence) << 32 | block))).collect();
+        let freed = Freed::Blocks(Vec::new());
+        let transaction = Transaction { sequence, blocks, revokes: Vec::new(), freed };
+        self.call(|machine, view, steps| {
+            machine.committed(NOW, &transaction, AnswerId(u64::from(sequence)), view, steps);
+        });
+        u64::from(sequence)
+    }
+
+    fn end_one(&mut self) {
+        let operation = self.under_way.remove(0);
+        self.call(|machine, view, steps| machine.operation_done(NOW, operation, true, view, steps));
+    }
+
+    fn settle(&mut self) {
+        while !self.under_way.is_empty() {
+            self.end_one();
+        }
+    }
+
+    fn is_told(&self, answer: u64) -> Option<bool> {
+        self.told.iter().find(|(told, _)| *told == answer).map(|(_, is_good)| *is_good)
+    }
+}
+
+/// Who commits faster than storage takes it is answered later: a compound is no more than what is read at a time, and one transaction.
+#[test]
+fn a_guest_that_outruns_storage_waits_for_it() {
+    let mut rig = Rig::new();
+    let first = rig.commit(10, AT_ONCE + 1);
+    assert_eq!(rig.is_told(first), Some(true), "nothing is being made durable yet");
+    assert!(rig.machine.is_making(), "it is too much to wait for its age");
+    let small = rig.commit(10, 1);
+    assert_eq!(rig.is_told(small), Some(true));
+    let large = rig.commit(20, AT_ONCE + 1);
+    assert_eq!(rig.is_told(large), None, "it waits");
+    rig.settle();
+    assert_eq!(rig.is_told(large), Some(true));
+    assert_eq!(rig.machine.durable(), rig.sequence);
+}
+
+#[test]
+fn who_was_slowed_down_is_no_worse_off_when_durability_ends() {
+    let mut rig = Rig::new();
+    rig.commit(10, AT_ONCE + 1);
+    let large = rig.commit(20, AT_ONCE + 1);
+    assert_eq!(rig.is_told(large), None, "it waits");
+    rig.call(|machine, _, steps| machine.give_up(steps));
+    assert_eq!(rig.is_told(large), Some(true), "an age promised it no more than that it is held");
+}
+
+/// A log of many copies goes home in parts, and all of it does.
+#[test]
+fn a_log_goes_home_in_parts() {
+    let mut rig = Rig::new();
+    for part in 0..6 {
+        rig.commit(10 + part * 10, AT_ONCE);
+        rig.call(|machine, view, steps| machine.flush_now(NOW, AnswerId(0), view, steps));
+        rig.settle();
+    }
+    let superblock = SuperblockBuilder { maxlen: 200, start: 0, sequence: 9, ..SuperblockBuilder::default() }
+        .checksum(Checksum::V3)
+        .build();
+    rig.call(|machine, view, steps| machine.closes(NOW, &superblock, AnswerId(1000), view, steps));
+    let (mut brought, mut parts) = (rig.homes, 1);
+    while !rig.under_way.is_empty() {
+        assert!(rig.homes as u64 <= AT_ONCE, "{} at a time", rig.homes);
+        rig.end_one();
+        brought += rig.homes;
+        parts += usize::from(rig.homes > 0);
+    }
+    assert_eq!((brought as u64, rig.is_told(1000)), (6 * AT_ONCE, Some(true)));
+    assert!(parts >= 6, "{parts} parts");
+}
+
+/// Of every discard under way it is known over which copies it goes: not of many over the same.
+#[test]
+fn discards_of_one_range_go_one_after_the_other() {
+    let mut rig = Rig::new();
+    let asked = |rig: &mut Rig, id: u64| {
+        rig.call(|machine, view, steps| {
+            let (kind, when) = (Kind::Discard, WhenAsked::default());
+            machine.write_begins(NOW, WriteId(id), kind, 0..150, 0..150, when, view, steps)
+        })
+    };
+    assert!(asked(&mut rig, 1));
+    assert!(!asked(&mut rig, 2) && !asked(&mut rig, 3));
+    for id in 1..=3 {
+        assert_eq!(rig.gone.len() as u64, id - 1);
+        rig.call(|machine, view, steps| machine.write_ended(NOW, WriteId(id), true, view, steps));
+    }
+    assert_eq!(rig.gone, [WriteId(2), WriteId(3)]);
+}
