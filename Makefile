@@ -1,5 +1,6 @@
-# The front door. Every target installs what it needs and can be run on a fresh Debian 12 with a
-# Rust toolchain.
+# The front door. Every target installs what it needs and can be run on a fresh Debian 12 with
+# Rust 1.88 or newer. The tests of the JetStream store (in test and crash) need Go 1.21 or newer, too,
+# and are left out, with a line that says so, where there is none.
 #
 #   make demo     the main job: a real guest, killed, recovered, judged          ACCEL=kvm|tcg forces
 #   make test     everything that CI runs
