@@ -15,13 +15,15 @@ const LONG: Duration = Duration::from_secs(1000);
 /// Blocks that are read into memory at a time.
 const AT_ONCE: u64 = 4;
 
-struct Shown;
+struct Shown {
+    is_free: bool,
+}
 
 impl View for Shown {
     fn made_durable(&mut self, _: u32, _: &[(u64, Version)]) {}
     fn at_home(&mut self, _: &[u64]) {}
     fn is_free(&mut self, _: u64) -> bool {
-        false
+        self.is_free
     }
     fn content(&mut self, _: Version, into: &mut [u8]) -> io::Result<()> {
         into.fill(1);
@@ -48,6 +50,7 @@ struct Rig {
     /// Who was told what.
     told: Vec<(u64, bool)>,
     sequence: u32,
+    is_free: bool,
 }
 
 impl Rig {
@@ -56,12 +59,20 @@ impl Rig {
             .checksum(Checksum::V3)
             .build();
         let machine = Durability::opened(&superblock, LONG).expect("a log").on_storage().with_at_once(AT_ONCE, 8);
-        Rig { machine, under_way: Vec::new(), gone: Vec::new(), homes: 0, told: Vec::new(), sequence: 1 }
+        Rig {
+            machine,
+            under_way: Vec::new(),
+            gone: Vec::new(),
+            homes: 0,
+            told: Vec::new(),
+            sequence: 1,
+            is_free: false,
+        }
     }
 
     fn call<T>(&mut self, call: impl FnOnce(&mut Durability, &mut Shown, &mut Vec<Step>) -> T) -> T {
         let mut steps = Vec::new();
-        let result = call(&mut self.machine, &mut Shown, &mut steps);
+        let result = call(&mut self.machine, &mut Shown { is_free: self.is_free }, &mut steps);
         self.homes = 0;
         for step in steps {
             match step {
@@ -82,11 +93,15 @@ impl Rig {
 
     /// A transaction of so many blocks from `first` on; its answer has its number.
     fn commit(&mut self, first: u64, blocks: u64) -> u64 {
+        self.commit_with(first..first + blocks, Vec::new())
+    }
+
+    fn commit_with(&mut self, blocks: Range<u64>, revokes: Vec<u64>) -> u64 {
         self.sequence += 1;
         let sequence = self.sequence;
-        let blocks = (first..first + blocks).map(|block| (block, Version(u64::from(sequence) << 32 | block))).collect();
+        let blocks = blocks.map(|block| (block, Version(u64::from(sequence) << 32 | block))).collect();
         let freed = Freed::Blocks(Vec::new());
-        let transaction = Transaction { sequence, blocks, revokes: Vec::new(), freed };
+        let transaction = Transaction { sequence, blocks, revokes, freed };
         self.call(|machine, view, steps| {
             machine.committed(NOW, &transaction, AnswerId(u64::from(sequence)), view, steps);
         });
@@ -176,4 +191,28 @@ fn discards_of_one_range_go_one_after_the_other() {
         rig.call(|machine, view, steps| machine.write_ended(NOW, WriteId(id), true, view, steps));
     }
     assert_eq!(rig.gone, [WriteId(2), WriteId(3)]);
+}
+
+/// More revoked blocks than are known one by one are freed all the same: rule (b). And what was durably at home of them counts no more.
+#[test]
+fn revoked_blocks_that_are_known_together_are_freed() {
+    let mut rig = Rig::new();
+    rig.is_free = true;
+    rig.commit(20, 2);
+    rig.call(|machine, view, steps| machine.flush_now(NOW, AnswerId(0), view, steps));
+    rig.settle();
+    assert!(rig.machine.settled(20).is_some(), "it is an append");
+    rig.is_free = false;
+    rig.commit_with(50..51, (20..40).collect());
+    let asked = |rig: &mut Rig, block: u64| {
+        rig.call(|machine, view, steps| {
+            let (blocks, when) = (block..block + 1, WhenAsked::default());
+            machine.write_begins(NOW, WriteId(block), Kind::Write, blocks.clone(), blocks, when, view, steps)
+        })
+    };
+    assert!(!asked(&mut rig, 30), "it was freed, and that is not durable");
+    assert!(asked(&mut rig, 41));
+    rig.call(|machine, view, steps| machine.flush_now(NOW, AnswerId(0), view, steps));
+    rig.settle();
+    assert_eq!((&rig.gone[..], rig.machine.settled(20)), (&[WriteId(30)][..], None));
 }

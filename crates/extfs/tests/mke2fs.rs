@@ -450,3 +450,24 @@ fn a_bitmap_tells_what_was_freed() {
     }
     assert_eq!(FreedBlocks::default().of(&vec![0; 1 << 20], &[]).expect("memory"), None, "no file system");
 }
+
+/// A guest that frees every other block: what is told stays short, and has all of them.
+#[test]
+fn many_ranges_that_are_freed_are_told_together() {
+    let directory = scratch();
+    let image = mke2fs(directory.path(), &["-t", "ext4", "-b", "4096"], "128M");
+    let mut bytes = std::fs::read(&image).expect("an image");
+    let (superblock, mut allocation) = (only(&image).superblock, Allocation::default());
+    let first = group(&bytes, &superblock, 0).expect("memory").expect("a group");
+    let at = first.block_bitmap as usize * 4096;
+    bytes[at..at + 4096].fill(0xff);
+    let after = vec![0xaa; 4096];
+    let ranges =
+        FreedBlocks::default().of(&bytes, &[(first.block_bitmap, &after)]).expect("memory").expect("understood");
+    assert!(ranges.len() <= 1025, "{} ranges", ranges.len());
+    bytes[at..at + 4096].copy_from_slice(&after);
+    for block in 0..superblock.blocks_per_group.into() {
+        let is_free = allocation.is_free(&bytes, block).expect("memory");
+        assert!(!is_free || ranges.iter().any(|range| range.contains(&block)), "block {block} was freed");
+    }
+}

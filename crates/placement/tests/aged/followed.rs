@@ -933,3 +933,33 @@ fn a_worker_that_dies_amid_a_recovery_is_followed() {
         assert!(writes > 6, "{writes} writes");
     }
 }
+
+/// The host begins to write nothing where a write of the guest's may go: that one would wait for the host's, the host's for what is not
+/// durable, and that, in a full log, for the guest's.
+#[test]
+fn the_host_does_not_get_in_front_of_a_write_that_may_go() {
+    let mut rig = Rig::new(Some(AGE));
+    rig.open();
+    rig.commit();
+    rig.settle();
+    rig.pass(1500);
+    let [_, first, second] = rig.homes;
+    assert_eq!(second, first + 1, "the guest can write both at once");
+    rig.journals.logs()[0].begin_emptying();
+    rig.wake(0);
+    let at = |block: u64| move |operation: &DiskOperation| operation.offset == block * BLOCK;
+    let ours = rig.waiting.iter().position(at(first)).expect("the host writes it");
+    rig.waiting.swap(0, ours);
+    let kept = rig.waiting.remove(0);
+    rig.settle();
+    rig.waiting.push(kept);
+    rig.request(RequestKind::Write, first * BLOCK, &[content(77), content(77)].concat());
+    assert_eq!(rig.waiting.len(), 1, "the guest's write waits for the host's");
+    let log = rig.transaction();
+    rig.request_log(&log);
+    rig.wake(0);
+    rig.settle_one();
+    let guests = rig.waiting.iter().find(|operation| at(first)(operation)).expect("it goes when the host's has ended");
+    assert_eq!(guests.len, 2 * BLOCK);
+    rig.settle();
+}
