@@ -52,6 +52,8 @@ struct Inner {
     stored_in_flight: usize,
     host_in_flight: usize,
     /// Storage failed under a host write: none is tried until somebody wakes the disk.
+    /// Writes of the guest that may go keep the host from writing where they do: it looks again when one has ended.
+    is_host_barred: bool,
     host_failed: bool,
     /// Something was written into the log while it was closed, which no kernel does.
     is_foreign: bool,
@@ -358,7 +360,7 @@ impl Keeper for Held {
     fn home_ended(&self, log: &Log, operation: usize, is_ok: bool, steps: &mut Steps) -> bool {
         self.area.home_write_ended(self.id, operation, is_ok);
         let is_covered = self.aged_home_ended(log, operation, is_ok, steps);
-        if log.is_emptying() || self.area.under_pressure().is_some_and(|(id, _)| id == self.id) {
+        if log.is_emptying() || std::mem::take(&mut self.inner().is_host_barred) {
             // What was in the way of a host write may have been this.
             self.drive(log, steps);
         }
@@ -421,6 +423,7 @@ impl Keeper for Held {
         let room = HOST_WRITES_MAX.saturating_sub(host_in_flight);
         let copied_only = !is_emptying && pressure == Some(Pressure::Copies);
         let under_way = self.aged_under_way();
+        self.inner().is_host_barred = !under_way.is_empty();
         let may_be = |block: u64| !under_way.touches(&(block..block + 1));
         let writes = self.area.host_writes_where(self.id, room, copied_only, &may_be);
         if writes.is_empty() && under_way.is_empty() && host_in_flight == 0 && pressure == Some(Pressure::Pages) {
