@@ -234,10 +234,19 @@ impl Stand {
     }
 }
 
+/// How amberlog's reason begins for a journal that has nothing on its server.
+const IDLE: &str = "nothing of the journal is on its server";
+
 /// An error where amberlog says of a disk that it is not served as it was asked for: what was measured is not what the contender's name says.
 fn be_in_force(disk: &Value, whose: &str) -> Result<()> {
+    let remote = |name: &str| disk["remote"][name].as_u64().unwrap_or(0);
+    if remote("fall_backs") > 0 {
+        return Err(Error::Told(format!("amberlog's {whose} of the disk: its journal server was lost for a time")));
+    }
+    // A journal that is closed, or that nothing was committed to since the mount, has nothing on the server that it has reached and never lost.
+    let is_idle = |reason: &str| remote("connects") > 0 && reason.starts_with(IDLE);
     let said = [&disk["fault"], &disk["placement_reason"], &disk["durability"]["reason"]];
-    match said.into_iter().find_map(Value::as_str) {
+    match said.into_iter().filter_map(Value::as_str).find(|reason| !is_idle(reason)) {
         Some(reason) => Err(Error::Told(format!("amberlog's {whose} of the disk: {reason}"))),
         None => Ok(()),
     }
@@ -390,6 +399,9 @@ mod tests {
         let of = |text: &str| be_in_force(&serde_json::from_str(text).unwrap(), "report");
         assert!(of(r#"{"fault": null, "placement_reason": null, "durability": {"reason": null}}"#).is_ok());
         assert!(of(r#"{"durability": null}"#).is_ok(), "it is not asked for");
+        let idle = r#""placement_reason": "nothing of the journal is on its server at", "remote": {"connects": 1, "fall_backs""#;
+        assert!(of(&format!("{{{idle}: 0}}}}")).is_ok() && of(&format!("{{{idle}: 1}}}}")).is_err());
+        assert!(of(r#"{"placement_reason": "x", "remote": {"connects": 1, "fall_backs": 0}}"#).is_err());
         for not in
             [r#"{"fault": "x"}"#, r#"{"placement_reason": "x"}"#, r#"{"durability": {"within_s": 5, "reason": "x"}}"#]
         {
