@@ -370,8 +370,10 @@ impl Filesystem for Image {
                 return;
             }
         }
-        let mut before = self.controls.before.lock().expect("no panic under this lock");
-        if let Some(before) = &mut *before {
+        // Only who remembers has to be alone: writes of several threads go on side by side otherwise, as on a drive.
+        let before = self.controls.before.lock().expect("no panic under this lock");
+        let mut before = Some(before).filter(|before| before.is_some());
+        if let Some(before) = before.as_deref_mut().and_then(Option::as_mut) {
             let mut bytes = vec![0; data.len()];
             match self.file.read_exact_at(&mut bytes, offset) {
                 Ok(()) => before.push((offset, bytes)),

@@ -1,5 +1,6 @@
 //! Who takes part: file systems and their ways to journal, on the same medium, and amberlog's placements.
 
+use super::kinds::Death;
 use crate::error::{Error, Result};
 use guest_kit::{Cache, Platform};
 use std::path::Path;
@@ -20,8 +21,29 @@ pub(super) enum FileSystem {
 pub(super) enum Served {
     /// amberlog, under this placement (its name and what belongs to it; NVM's and remote's places are added).
     Amberlog(&'static str),
-    /// QEMU itself.
+    /// QEMU itself, on the medium.
     Qemu(Cache),
+    /// QEMU itself, on the file behind the medium: the host's page cache takes part, and nobody counts what reaches it.
+    QemuCached(Cache),
+}
+
+/// What is still there of what was acknowledged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Promise {
+    Everything,
+    /// What was acknowledged so many seconds before, or earlier.
+    Older(u64),
+    Nothing,
+}
+
+impl Promise {
+    pub(super) fn in_words(self) -> String {
+        match self {
+            Self::Everything => "everything".to_owned(),
+            Self::Older(seconds) => format!("what is older than {seconds} s"),
+            Self::Nothing => "no promise".to_owned(),
+        }
+    }
 }
 
 /// One that takes part.
@@ -37,10 +59,85 @@ pub(super) struct Contender {
     pub(super) is_stock: bool,
 }
 
+impl FileSystem {
+    fn in_words(self) -> String {
+        match self {
+            Self::Ext4 { features: "" } => "ext4".to_owned(),
+            Self::Ext4 { features } => format!("ext4 with {features}"),
+            Self::Ext4TmpfsJournal => "ext4, its journal on a file in the host's memory".to_owned(),
+            Self::Other(kind) => kind.to_owned(),
+        }
+    }
+}
+
+impl Served {
+    fn in_words(self) -> String {
+        let of = |cache| match cache {
+            Cache::None => "none",
+            Cache::Writeback => "writeback",
+            Cache::Unsafe => "unsafe",
+        };
+        match self {
+            Self::Amberlog(placement) => format!("amberlog, placement={placement}"),
+            Self::Qemu(cache) => format!("QEMU, cache={}", of(cache)),
+            Self::QemuCached(cache) => format!("QEMU, cache={}, on the file behind the medium", of(cache)),
+        }
+    }
+
+    /// How many seconds after it is acknowledged a record is durable at the latest, where that goes by age.
+    pub(super) fn durable_within(self) -> Option<u64> {
+        let Self::Amberlog(placement) = self else { return None };
+        placement.split(',').find_map(|word| word.strip_prefix("durable-within="))?.parse().ok()
+    }
+
+    /// Whether what it promises is amberlog's word, and no file system's or QEMU's.
+    pub(super) fn is_placement(self) -> bool {
+        matches!(self, Self::Amberlog(placement) if placement != "storage")
+    }
+
+    /// Whether anything of it can be killed and judged: what is not on the medium forgets nothing with the host's power.
+    pub(super) fn is_on_medium(self) -> bool {
+        !matches!(self, Self::QemuCached(_))
+    }
+}
+
+/// What is promised for what was acknowledged before a death; `docs/guarantees.md` has amberlog's part of it.
+pub(super) fn promise(file_system: FileSystem, mount: &str, served: Served, death: Death) -> Promise {
+    if death != Death::Host {
+        return Promise::Everything;
+    }
+    let is_on_memory = file_system == FileSystem::Ext4TmpfsJournal || mount.contains("barrier=0");
+    match served {
+        _ if is_on_memory => Promise::Nothing,
+        Served::Qemu(Cache::Unsafe) | Served::QemuCached(_) => Promise::Nothing,
+        Served::Amberlog(placement) if placement.starts_with("retain") || placement.starts_with("copy") => {
+            match served.durable_within() {
+                Some(0) => Promise::Everything,
+                Some(seconds) => Promise::Older(seconds),
+                None => Promise::Nothing,
+            }
+        }
+        Served::Amberlog(_) | Served::Qemu(_) => Promise::Everything,
+    }
+}
+
+/// File system and mount options, who serves it, and what it promises, in words, of a contender's name.
+pub(super) fn described(name: &str) -> Option<[String; 3]> {
+    let plain = name.strip_suffix("-stock").unwrap_or(name);
+    let (_, file_system, mount, served) = ALL.into_iter().find(|(known, ..)| *known == plain)?;
+    let host = promise(file_system, mount, served, Death::Host).in_words();
+    let promised = if served.is_on_medium() {
+        format!("guest or VMM dies: everything; host dies: {host}")
+    } else {
+        "not tried".to_owned()
+    };
+    Some([format!("{}, {mount}", file_system.in_words()), served.in_words(), promised])
+}
+
 const EXT4: FileSystem = FileSystem::Ext4 { features: "" };
 const PLAIN: Served = Served::Amberlog("storage");
 
-const ALL: [(&str, FileSystem, &str, Served); 24] = [
+const ALL: [(&str, FileSystem, &str, Served); 26] = [
     ("ext4-ordered", EXT4, "data=ordered", PLAIN),
     ("ext4-journal", EXT4, "data=journal", PLAIN),
     ("ext4-fast-commit", FileSystem::Ext4 { features: "fast_commit" }, "data=ordered", PLAIN),
@@ -54,6 +151,8 @@ const ALL: [(&str, FileSystem, &str, Served); 24] = [
     ("qemu-none-journal", EXT4, "data=journal", Served::Qemu(Cache::None)),
     ("qemu-unsafe", EXT4, "data=ordered", Served::Qemu(Cache::Unsafe)),
     ("qemu-unsafe-journal", EXT4, "data=journal", Served::Qemu(Cache::Unsafe)),
+    ("qemu-unsafe-cached", EXT4, "data=ordered", Served::QemuCached(Cache::Unsafe)),
+    ("qemu-unsafe-journal-cached", EXT4, "data=journal", Served::QemuCached(Cache::Unsafe)),
     ("retain", EXT4, "data=journal", Served::Amberlog("retain")),
     ("retain-ordered", EXT4, "data=ordered", Served::Amberlog("retain")),
     ("retain-5", EXT4, "data=journal", Served::Amberlog("retain,durable-within=5")),
@@ -150,5 +249,27 @@ mod tests {
         let names: std::collections::BTreeSet<_> = ALL.iter().map(|(name, ..)| name).collect();
         assert_eq!(names.len(), ALL.len());
         assert!(matches!(chosen(&["zfs".to_owned()]), Err(Error::NotOfShootOut(_))));
+    }
+
+    #[test]
+    fn each_is_held_to_what_it_promises() {
+        let of = |name: &str| {
+            let (_, file_system, mount, served) = ALL.into_iter().find(|(known, ..)| *known == name).unwrap();
+            assert_eq!(promise(file_system, mount, served, Death::Vmm), Promise::Everything, "{name}");
+            promise(file_system, mount, served, Death::Host)
+        };
+        for name in ["ext4-ordered", "xfs", "qemu-none", "qemu-writeback", "retain-0", "nvm", "remote"] {
+            assert_eq!(of(name), Promise::Everything, "{name}");
+        }
+        for name in ["retain-5", "retain-5-ordered"] {
+            assert_eq!(of(name), Promise::Older(5), "{name}");
+        }
+        for name in ["ext4-nobarrier", "ext4-tmpfs-journal", "qemu-unsafe", "retain", "retain-never-hot", "copy"] {
+            assert_eq!(of(name), Promise::Nothing, "{name}");
+        }
+        let [_, served, promised] = described("retain-5").unwrap();
+        assert_eq!(served, "amberlog, placement=retain,durable-within=5");
+        assert_eq!(promised, "guest or VMM dies: everything; host dies: what is older than 5 s");
+        assert_eq!(described("ext4-ordered-stock"), described("ext4-ordered"));
     }
 }

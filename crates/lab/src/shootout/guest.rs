@@ -2,7 +2,7 @@
 
 use super::contender::{Contender, FileSystem, Served};
 use super::kinds::Load;
-use super::{Conditions, Measured, ShootOut};
+use super::{Measured, ShootOut};
 use crate::error::{Error, FileContext, Result};
 use crate::journal_server::JournalServer;
 use crate::load::{flattened, is_sum};
@@ -21,11 +21,12 @@ use tempfile::TempDir;
 use test_storage::TestStorage;
 
 /// The image; its journal; and as much of fast memory as anybody gets: an external journal, a region of NVM.
-const IMAGE_MIB: u32 = 1024;
-const JOURNAL_MIB: u32 = 64;
-const GUEST_MIB: u32 = 384;
+pub(super) const IMAGE_MIB: u32 = 1024;
+pub(super) const JOURNAL_MIB: u32 = 64;
+pub(super) const GUEST_MIB: u32 = 384;
 const BLOCK_BYTES: u32 = 4096;
-pub(super) const LIMIT: Duration = Duration::from_secs(1800);
+/// Of each phase: a boot, a preparation, a load, an end.
+pub(super) const LIMIT: Duration = Duration::from_secs(300);
 
 /// All that a contender's guest stands on, from boot to boot.
 pub(super) struct Stand {
@@ -115,7 +116,7 @@ impl Stand {
             .ok_or_else(|| Error::Told("the medium is not mounted".to_owned()))?;
         let mut spec = GuestSpec::new(format!("{}, {name}", contender.name), script);
         spec.memory_mib = GUEST_MIB;
-        spec.boot_timeout = Duration::from_secs(300);
+        spec.boot_timeout = LIMIT;
         if contender.is_stock {
             // It has modules, which is how a guest gets the stock kernel.
             spec.modules.push(match contender.file_system {
@@ -126,6 +127,7 @@ impl Stand {
         let has_journal_disk = contender.file_system == FileSystem::Ext4TmpfsJournal;
         Ok(match contender.served {
             Served::Qemu(cache) => spec.drives(vec![Drive::new(image, cache)]),
+            Served::QemuCached(cache) => spec.drives(vec![Drive::new(self.backing(), cache)]),
             Served::Amberlog(placement) => {
                 let mut disk: OsString = image.into();
                 disk.push(format!(",name=data,placement={placement}"));
@@ -173,18 +175,82 @@ impl Stand {
     }
 
     /// Bytes to each kind of fast memory, and over the network, by amberlog's report, without what it had counted `before` the load; and what an
-    /// external journal takes. Who has no amberlog has no report.
-    fn media(&self, before: &BTreeMap<String, f64>, levels: &BTreeMap<String, f64>) -> Result<BTreeMap<String, f64>> {
-        let report: Value = std::fs::read(self.report())
-            .ok()
-            .and_then(|text| serde_json::from_slice(&text).ok())
-            .unwrap_or(Value::Null);
-        if let Some(fault) = report["disks"][0]["fault"].as_str() {
-            // What was measured is not what the contender's name says.
-            return Err(Error::Told(format!("amberlog's report of the disk says: {fault}")));
+    /// external journal takes. Who has no amberlog has no report, and nobody knows what of the host's memory it takes.
+    fn media(
+        &self,
+        contender: &Contender,
+        before: &BTreeMap<String, f64>,
+        levels: &BTreeMap<String, f64>,
+    ) -> Result<BTreeMap<String, f64>> {
+        if !matches!(contender.served, Served::Amberlog(_)) {
+            return Ok(BTreeMap::new());
         }
+        let path = self.report();
+        let text = std::fs::read(&path).at("read", &path)?;
+        let report: Value = serde_json::from_slice(&text)
+            .map_err(|error| Error::Told(format!("amberlog's report cannot be read: {error}")))?;
+        if !report["disks"][0].is_object() {
+            return Err(Error::Told("amberlog's report has no disk".to_owned()));
+        }
+        be_in_force(&report["disks"][0], "report")?;
         let external = std::fs::metadata(self.journal()).map_or(0.0, |file| file.blocks() as f64 * 512.0);
         Ok(media_of_the_load(flattened(&report), before, levels, external))
+    }
+
+    /// The same of this moment: of the last sample, where there is one.
+    pub(super) fn is_in_force_now(&self, contender: &Contender) -> Result<()> {
+        let text = std::fs::read_to_string(self.samples()).unwrap_or_default();
+        let whole = text.rfind('\n').map_or("", |end| &text[..end]);
+        match whole.lines().last().and_then(|line| serde_json::from_str::<Value>(line).ok()) {
+            Some(sample) => be_in_force(&sample["disks"][0], "samples"),
+            None if matches!(contender.served, Served::Amberlog(_)) => {
+                Err(Error::Told("amberlog has written no samples".to_owned()))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// How far the file of samples has come.
+    pub(super) fn sampled_bytes(&self) -> u64 {
+        std::fs::metadata(self.samples()).map_or(0, |file| file.len())
+    }
+
+    /// An error where a contender was not what its name says at a moment that amberlog sampled since so many seconds, within so many bytes of samples.
+    /// Of those that amberlog does not serve nothing is known.
+    pub(super) fn was_in_force(&self, contender: &Contender, since_seconds: f64, sampled_bytes: u64) -> Result<()> {
+        if !matches!(contender.served, Served::Amberlog(_)) {
+            return Ok(());
+        }
+        let path = self.samples();
+        let text = std::fs::read_to_string(&path).at("read", &path)?;
+        let text = text.get(..usize::try_from(sampled_bytes).unwrap_or(usize::MAX)).unwrap_or(&text);
+        // What is behind the last end of a line was still being written.
+        let whole = text.rfind('\n').map_or("", |end| &text[..end]);
+        let samples = whole.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        for sample in samples.filter(|sample| sample["seconds"].as_f64().is_some_and(|at| at >= since_seconds)) {
+            be_in_force(&sample["disks"][0], "samples")?;
+        }
+        Ok(())
+    }
+}
+
+/// How amberlog's reason begins for a journal that has nothing on its server.
+const IDLE: &str = "nothing of the journal is on its server";
+
+/// An error where amberlog says of a disk that it is not served as it was asked for: what was measured is not what the contender's name says.
+fn be_in_force(disk: &Value, whose: &str) -> Result<()> {
+    let remote = |name: &str| disk["remote"][name].as_u64().unwrap_or(0);
+    if remote("fall_backs") > 0 {
+        return Err(Error::Told(format!("amberlog's {whose} of the disk: its journal server was lost for a time")));
+    }
+    // A journal that is closed, or that nothing was committed to since the mount, has nothing on the server that it has reached and never lost.
+    let is_idle = |reason: &str| remote("connects") > 0 && reason.starts_with(IDLE);
+    // Where nothing is to be held, it is no news that nothing is: XFS has no journal that could be.
+    let placement = Some(&disk["placement_reason"]).filter(|_| disk["placement"] != "storage");
+    let said = [Some(&disk["fault"]), placement, Some(&disk["durability"]["reason"])];
+    match said.into_iter().flatten().filter_map(Value::as_str).find(|reason| !is_idle(reason)) {
+        Some(reason) => Err(Error::Told(format!("amberlog's {whose} of the disk: {reason}"))),
+        None => Ok(()),
     }
 }
 
@@ -219,9 +285,11 @@ fn media_of_the_load(
 }
 
 /// Runs a load to its end.
-pub(super) fn measure(options: &ShootOut, contender: &Contender, load: Load, _: &Conditions) -> Result<Measured> {
+pub(super) fn measure(options: &ShootOut, contender: &Contender, load: Load) -> Result<Measured> {
     let stand = Stand::new(options, contender)?;
     let (prepare, work) = load.lines(options.quick);
+    // What is durable by age owes something of its preparation for so long.
+    let wait = contender.served.durable_within().map_or_else(String::new, |age| format!("sleep {}", age + 1));
     let script = format!(
         "set -e
          {mount}
@@ -231,6 +299,7 @@ pub(super) fn measure(options: &ShootOut, contender: &Contender, load: Load, _: 
          {mount}
          sync
          echo 3 >/proc/sys/vm/drop_caches
+         {wait}
          exec 5</dev/ttyS1
          mark ready
          read -r go <&5
@@ -239,11 +308,15 @@ pub(super) fn measure(options: &ShootOut, contender: &Contender, load: Load, _: 
          read -r loaded rest </proc/uptime
          mark loaded
          read -r go <&5
-         umount /mnt
+         umount /mnt || fail umount
          read -r ended rest </proc/uptime
+         mark home
+         read -r go <&5
+         {check}
          mark times $begin $loaded $ended
          grep -e phase= /tmp/result | sed 's/^/mark result /' >/dev/ttyS1 || true",
         mount = Stand::mount(contender),
+        check = load.check(),
     );
     let mut spec = stand.spec(contender, load.name(), script)?;
     spec.programs = load.programs().to_vec();
@@ -252,33 +325,48 @@ pub(super) fn measure(options: &ShootOut, contender: &Contender, load: Load, _: 
     guest.wait_mark("ready", LIMIT)?;
     let before = match contender.served {
         Served::Amberlog(_) => counted_so_far(&stand.samples(), &contender.name)?,
-        Served::Qemu(_) => BTreeMap::new(),
+        Served::Qemu(_) | Served::QemuCached(_) => BTreeMap::new(),
     };
     let begun = Instant::now();
     let storage = stand.storage.as_ref().ok_or_else(|| Error::Told("the medium is not mounted".to_owned()))?;
     let (bytes, flushes) = (storage.bytes_written(), storage.flushes());
-    // A journal server is a host's work, too, be it another host's.
-    let server_cpu_now = || stand.server.as_ref().map_or(0.0, JournalServer::cpu_seconds);
-    let (cpu, server_cpu) = (process_tree_cpu_seconds(guest.process_id()), server_cpu_now());
+    // A journal server is a host's work, too, be it another host's. The VMM must still run: its time can be read.
+    let process = guest.process_id();
+    let cpu_now = || (process_tree_cpu_seconds(process), stand.server.as_ref().map_or(0.0, JournalServer::cpu_seconds));
+    let cpu_before = cpu_now();
     guest.tell("go")?;
     guest.wait_mark("loaded", LIMIT)?;
-    // The VMM still runs: its time can be read.
-    let cpu = process_tree_cpu_seconds(guest.process_id()) - cpu;
-    let server_cpu = server_cpu_now() - server_cpu;
+    let cpu_loaded = cpu_now();
+    // What amberlog says of itself from here on is of the end.
+    let sampled_bytes = stand.sampled_bytes();
+    guest.tell("go")?;
+    guest.wait_mark("home", LIMIT)?;
+    let cpu_home = cpu_now();
     guest.tell("go")?;
     let code = guest.wait_exit_code(LIMIT)?;
     if code != 0 {
         return Err(guest.failure(&format!("its script ended with {code}")).into());
     }
-    guest.wait_end(LIMIT)?;
+    let status = guest.wait_end(LIMIT)?;
+    if !status.success() {
+        return Err(guest.failure(&format!("QEMU or amberlog ended with {status}")).into());
+    }
+    stand.was_in_force(contender, begun.saturating_duration_since(started).as_secs_f64(), sampled_bytes)?;
     let mut measured = told(&guest.final_report(), load)?;
+    let (until_loaded, server) = (cpu_loaded.0 - cpu_before.0, cpu_loaded.1 - cpu_before.1);
+    let all = (cpu_home.0 - cpu_before.0) + (cpu_home.1 - cpu_before.1);
     measured.fields.extend([
-        ("storage_bytes".to_owned(), (storage.bytes_written() - bytes) as f64),
-        ("storage_flushes".to_owned(), (storage.flushes() - flushes) as f64),
-        ("host_cpu_seconds".to_owned(), cpu + server_cpu),
+        ("host_cpu_seconds".to_owned(), until_loaded + server),
+        ("host_cpu_seconds_until_home".to_owned(), all),
     ]);
-    measured.fields.extend(stand.server.is_some().then(|| ("server_cpu_seconds".to_owned(), server_cpu)));
-    measured.fields.extend(stand.media(&before, &levels_since(&stand.samples(), started, begun))?);
+    if contender.served.is_on_medium() {
+        measured.fields.extend([
+            ("storage_bytes".to_owned(), (storage.bytes_written() - bytes) as f64),
+            ("storage_flushes".to_owned(), (storage.flushes() - flushes) as f64),
+        ]);
+    }
+    measured.fields.extend(stand.server.is_some().then(|| ("server_cpu_seconds".to_owned(), server)));
+    measured.fields.extend(stand.media(contender, &before, &levels_since(&stand.samples(), started, begun))?);
     Ok(measured)
 }
 
@@ -307,6 +395,23 @@ fn told(reported: &Reported, load: Load) -> Result<Measured> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_disk_that_is_not_served_as_it_was_asked_for_is_an_error() {
+        let of = |text: &str| be_in_force(&serde_json::from_str(text).unwrap(), "report");
+        assert!(of(r#"{"fault": null, "placement_reason": null, "durability": {"reason": null}}"#).is_ok());
+        assert!(of(r#"{"durability": null}"#).is_ok(), "it is not asked for");
+        assert!(of(r#"{"placement": "storage", "placement_reason": "no journal was found"}"#).is_ok());
+        assert!(of(r#"{"placement": "retain", "placement_reason": "no journal was found"}"#).is_err());
+        let idle = r#""placement_reason": "nothing of the journal is on its server at", "remote": {"connects": 1, "fall_backs""#;
+        assert!(of(&format!("{{{idle}: 0}}}}")).is_ok() && of(&format!("{{{idle}: 1}}}}")).is_err());
+        assert!(of(r#"{"placement_reason": "x", "remote": {"connects": 1, "fall_backs": 0}}"#).is_err());
+        for not in
+            [r#"{"fault": "x"}"#, r#"{"placement_reason": "x"}"#, r#"{"durability": {"within_s": 5, "reason": "x"}}"#]
+        {
+            assert!(of(not).is_err(), "{not}");
+        }
+    }
 
     /// A referee found what was made before a load in its bytes to NVM and over the network.
     #[test]

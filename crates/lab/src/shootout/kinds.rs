@@ -68,17 +68,59 @@ impl Load {
         }
     }
 
+    /// What it does and how much of it, in words.
+    pub(super) fn in_words(self, quick: bool) -> String {
+        let of = |size: Size| size.of(quick);
+        match self {
+            Self::Fsync => {
+                format!("{} MiB, 4 KiB at random places of a file of 64 MiB, fdatasync after each", of(FSYNC_MIB))
+            }
+            Self::Sqlite | Self::SqliteWal => {
+                let journal = if self == Self::Sqlite { "rollback journal" } else { "write-ahead log" };
+                format!("{} transactions of TPC-B on 10,000 accounts, {journal}", of(SQLITE_TRANSACTIONS))
+            }
+            Self::Varmail => format!("filebench varmail: 1,000 files, 16 threads, {} flows", of(VARMAIL_FLOWS)),
+            Self::Append => format!("a file of {} MiB that grows from nothing, then sync", of(LARGE_MIB)),
+            Self::Overwrite => {
+                let [part, all] = [OVERWRITE_MIB, LARGE_MIB].map(of);
+                format!("{part} MiB, 4 KiB at random places of a file of {all} MiB, then sync")
+            }
+            Self::Untar => format!("{} files like a kernel's sources, then sync", of(UNTAR_FILES)),
+            Self::Postmark => {
+                let [files, directories, transactions] = POSTMARK.map(of);
+                format!(
+                    "{files} files of 500 to 9,800 bytes in {directories} directories, {transactions} transactions, then sync"
+                )
+            }
+        }
+    }
+
+    /// Shell lines behind all clocks that fail where the load did not do its work though its program ended well.
+    pub(super) fn check(self) -> &'static str {
+        match self {
+            // It tells of errors, and ends with 0.
+            Self::Postmark => {
+                "! grep -q Error: /tmp/postmark || fail postmark: $(grep -m 1 Error: /tmp/postmark)
+         grep -q ' deleted ' /tmp/postmark || fail postmark told no result"
+            }
+            _ => "",
+        }
+    }
+
     /// Shell lines before the clock starts, and on it.
     pub(super) fn lines(self, quick: bool) -> (String, String) {
-        let count = |full: u64, small: u64| if quick { small } else { full };
+        let of = |size: Size| size.of(quick);
         let sqlite = |journal: &str| {
             let words =
                 format!("guest-tools sqlite --directory /mnt/work --journal {journal} --seed 1 --accounts 10000");
-            (format!("{words} --phase create"), format!("{words} --phase run --transactions {}", count(3000, 60)))
+            (
+                format!("{words} --phase create"),
+                format!("{words} --phase run --transactions {}", of(SQLITE_TRANSACTIONS)),
+            )
         };
         // Its time is all that these tell.
         let whole = |work: String| format!("{{ {work} >/dev/null; sync; echo phase=run; }}");
-        let large = count(200, 8);
+        let large = of(LARGE_MIB);
         match self {
             Self::Append => {
                 (String::new(), whole(format!("guest-tools append --file /mnt/work/file --mib {large} --sync")))
@@ -87,23 +129,23 @@ impl Load {
                 format!("guest-tools append --file /mnt/work/file --mib {large} --sync >/dev/null"),
                 whole(format!(
                     "guest-tools randwrite --file /mnt/work/file --existing --file-mib {large} --mib {} --seed 1",
-                    count(50, 2)
+                    of(OVERWRITE_MIB)
                 )),
             ),
             Self::Untar => (
                 String::new(),
-                whole(format!("guest-tools untar --directory /mnt/work/tree --seed 1 --files {}", count(6000, 100))),
+                whole(format!("guest-tools untar --directory /mnt/work/tree --seed 1 --files {}", of(UNTAR_FILES))),
             ),
             Self::Postmark => {
-                let [files, directories, transactions] =
-                    [(5000, 100), (100, 4), (12_500, 200)].map(|(a, b)| count(a, b));
-                (String::new(), whole(workload::postmark(1, files, directories, transactions, "500 9800")))
+                let [files, directories, transactions] = POSTMARK.map(of);
+                let work = workload::postmark(1, files, directories, transactions, "500 9800");
+                (String::new(), format!("{{ {work} >/tmp/postmark 2>&1; sync; echo phase=run; }}"))
             }
             Self::Fsync => (
                 "guest-tools append --file /mnt/work/file --mib 64 --sync >/dev/null".to_owned(),
                 format!(
                     "guest-tools randwrite --file /mnt/work/file --existing --file-mib 64 --mib {} --fsync-every 1 --seed 1",
-                    count(16, 1)
+                    of(FSYNC_MIB)
                 ),
             ),
             Self::Sqlite => sqlite("delete"),
@@ -111,11 +153,34 @@ impl Load {
             Self::Varmail => {
                 let words =
                     "guest-tools filebench --personality varmail --directory /mnt/work/set --seed 1 --files 1000";
-                (format!("{words} --phase create"), format!("{words} --phase run --flows {}", count(2500, 60)))
+                (format!("{words} --phase create"), format!("{words} --phase run --flows {}", of(VARMAIL_FLOWS)))
             }
         }
     }
 }
+
+/// How much of a load there is.
+#[derive(Clone, Copy)]
+struct Size {
+    full: u64,
+    quick: u64,
+}
+
+impl Size {
+    fn of(self, quick: bool) -> u64 {
+        if quick { self.quick } else { self.full }
+    }
+}
+
+const FSYNC_MIB: Size = Size { full: 16, quick: 1 };
+const SQLITE_TRANSACTIONS: Size = Size { full: 3000, quick: 60 };
+const VARMAIL_FLOWS: Size = Size { full: 2500, quick: 60 };
+const LARGE_MIB: Size = Size { full: 200, quick: 8 };
+const OVERWRITE_MIB: Size = Size { full: 50, quick: 2 };
+const UNTAR_FILES: Size = Size { full: 6000, quick: 100 };
+/// Files, directories, transactions.
+const POSTMARK: [Size; 3] =
+    [Size { full: 5000, quick: 100 }, Size { full: 100, quick: 4 }, Size { full: 12_500, quick: 200 }];
 
 /// What dies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -59,6 +59,9 @@ pub struct Conditions {
     /// journal still owed of it in both.
     #[serde(default)]
     pub begins_clean: bool,
+    /// The directory of the images and its file system; cells of earlier versions do not say.
+    #[serde(default)]
+    pub images: String,
 }
 
 /// One cell: a load measured, or a death survived.
@@ -83,14 +86,23 @@ pub struct Cell {
     /// Its machine's processor; cells of earlier versions do not say.
     #[serde(default)]
     pub machine: String,
+    /// All that is known of its machine and its programs, and the load averages before it; cells of earlier versions do not say.
+    #[serde(default)]
+    pub environment: BTreeMap<String, String>,
+    /// When it ended, in seconds since 1970; cells of earlier versions do not say.
+    #[serde(default)]
+    pub ended: u64,
     /// Why there is no result.
     pub failure: Option<String>,
 }
 
-/// Runs what has no result yet, and makes the page; gives how many cells failed.
+/// A field of a cell: 1 if what its contender promises for this death was kept, 0 if not; there is none where nothing is promised.
+pub(crate) const PROMISE_KEPT: &str = "promise_kept";
+
+/// Runs what has no result yet, and makes the page, of what there is also when it ends early; gives how many cells failed.
 ///
 /// # Errors
-/// When there is no FUSE here, a name is unknown, or results cannot be kept.
+/// When there is no FUSE here, a name is unknown, results cannot be kept, a placement of amberlog broke its promise, or somebody asked for the end.
 pub fn run(options: &ShootOut) -> Result<usize> {
     TestStorage::probe().map_err(|error| Error::Told(format!("a shoot-out needs a medium that forgets: {error}")))?;
     let (contenders, absent) = contender::chosen(&options.contenders)?;
@@ -100,84 +112,141 @@ pub fn run(options: &ShootOut) -> Result<usize> {
     for reason in &absent {
         eprintln!("left out: {reason}");
     }
-    let here = Source::here();
-    let mut cells = Vec::new();
-    for iteration in 0..options.iterations.max(1) {
-        for contender in &contenders {
-            for load in &loads {
-                cells.push(kept_or(options, &raw, contender, load.name(), iteration, &here, |conditions| {
-                    guest::measure(options, contender, *load, conditions)
-                })?);
-            }
-            // A death is judged, not timed: once is enough, and every one is looked at in each run.
-            for death in Death::ALL.into_iter().filter(|_| iteration == 0 && options.has_deaths) {
-                cells.push(kept_or(options, &raw, contender, death.name(), iteration, &here, |conditions| {
-                    survival::kill(options, contender, death, conditions)
-                })?);
-            }
-        }
-    }
-    let path = options.out.join("index.html");
-    std::fs::write(&path, page::page(&cells, &absent)).at("write", &path)?;
-    print!("{}", page::table(&cells));
-    println!("{}", path.display());
-    Ok(cells.iter().filter(|cell| cell.failure.is_some()).count())
-}
-
-fn kept_or(
-    options: &ShootOut,
-    raw: &Path,
-    contender: &Contender,
-    what: &str,
-    iteration: u32,
-    here: &Source,
-    measure: impl FnOnce(&Conditions) -> Result<Measured>,
-) -> Result<Cell> {
-    let path = raw.join(format!("{}-{what}-{iteration}.json", contender.name));
-    let conditions = Conditions {
-        quick: options.quick,
-        flush_us: options.flush_us,
-        platform: contender.platform.describe(),
-        begins_clean: true,
+    let run = Run {
+        options,
+        raw,
+        here: Source::here(),
+        environment: crate::machine::describe(),
+        images: place(&options.images.clone().unwrap_or_else(std::env::temp_dir)),
     };
-    let is_ours =
-        |kept: &Cell| options.takes_any_source || (&kept.commit, &kept.machine) == (&here.commit, &here.machine);
-    if let Some(kept) = results::read::<Cell>(&path)?
-        && kept.conditions == conditions
-        && kept.failure.is_none()
-        && is_ours(&kept)
-    {
-        return Ok(kept);
+    let mut cells = Vec::new();
+    let outcome = run.cells(&contenders, &loads, &mut cells);
+    let table = page::table(&cells, &absent);
+    for (name, text) in [("index.html", page::page(&cells, &absent)), ("table.md", table.clone())] {
+        let path = options.out.join(name);
+        std::fs::write(&path, text).at("write", &path)?;
     }
+    print!("{table}");
+    println!("{}", options.out.join("index.html").display());
+    outcome?;
     if guest_kit::interrupt::is_requested() {
         return Err(Error::Interrupted);
     }
-    eprintln!("{}, {what}, {}", contender.name, iteration + 1);
-    let mut cell = Cell {
-        contender: contender.name.clone(),
-        what: what.to_owned(),
-        iteration,
-        conditions: conditions.clone(),
-        fields: BTreeMap::new(),
-        distribution: Vec::new(),
-        words: String::new(),
-        commit: here.commit.clone(),
-        machine: here.machine.clone(),
-        failure: None,
-    };
-    match measure(&conditions) {
-        Ok(measured) => {
-            (cell.fields, cell.distribution, cell.words) = (measured.fields, measured.distribution, measured.words)
-        }
-        Err(_) if guest_kit::interrupt::is_requested() => return Err(Error::Interrupted),
-        Err(error) => {
-            let words = error.to_string();
-            eprintln!("    FAILED: {}", crate::rig::first_line(&words));
-            cell.failure = Some(words.lines().take(12).collect::<Vec<_>>().join("\n"));
-        }
+    let broken: Vec<String> = cells
+        .iter()
+        .filter(|cell| cell.failure.is_none() && cell.fields.get(PROMISE_KEPT) == Some(&0.0))
+        .filter(|cell| contenders.iter().any(|one| one.name == cell.contender && one.served.is_placement()))
+        .map(|cell| format!("{}, {}: {}", cell.contender, cell.what, cell.words))
+        .collect();
+    if !broken.is_empty() {
+        return Err(Error::Told(format!("amberlog did not keep what it promises ({})", broken.join("); ("))));
     }
-    results::write(&path, &cell)?;
-    Ok(cell)
+    Ok(cells.iter().filter(|cell| cell.failure.is_some()).count())
+}
+
+/// A directory, and the file system that it is on: "/dev/shm (tmpfs)".
+fn place(directory: &Path) -> String {
+    let path = directory.canonicalize().unwrap_or_else(|_| directory.to_owned());
+    let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+    let mounts = mounts.lines().filter_map(|line| {
+        let mut words = line.split(' ').skip(1);
+        Some((words.next()?, words.next()?))
+    });
+    // Of two at the same place the later one covers the other.
+    let over = mounts.filter(|(at, _)| path.starts_with(at)).max_by_key(|(at, _)| at.len());
+    format!("{} ({})", path.display(), over.map_or("unknown", |(_, kind)| kind))
+}
+
+/// What all cells of a run have in common.
+struct Run<'a> {
+    options: &'a ShootOut,
+    raw: PathBuf,
+    here: Source,
+    environment: BTreeMap<String, String>,
+    images: String,
+}
+
+impl Run<'_> {
+    /// All cells, those that are kept and those that have to be measured; once somebody has asked for the end, those that are kept alone.
+    fn cells(&self, contenders: &[Contender], loads: &[Load], cells: &mut Vec<Cell>) -> Result<()> {
+        let options = self.options;
+        for iteration in 0..options.iterations.max(1) {
+            // What drifts with the hour must not always meet the same one.
+            let (before, from) = contenders.split_at(iteration as usize % contenders.len().max(1));
+            for contender in from.iter().chain(before) {
+                for load in loads {
+                    cells.extend(
+                        self.kept_or(contender, load.name(), iteration, || guest::measure(options, contender, *load))?,
+                    );
+                }
+                // A death is judged, not timed: once is enough, and every one is looked at in each run.
+                let is_killed = iteration == 0 && options.has_deaths && contender.served.is_on_medium();
+                for death in Death::ALL.into_iter().filter(|_| is_killed) {
+                    cells.extend(
+                        self.kept_or(contender, death.name(), iteration, || survival::kill(options, contender, death))?,
+                    );
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn kept_or(
+        &self,
+        contender: &Contender,
+        what: &str,
+        iteration: u32,
+        measure: impl FnOnce() -> Result<Measured>,
+    ) -> Result<Option<Cell>> {
+        let path = self.raw.join(format!("{}-{what}-{iteration}.json", contender.name));
+        let conditions = Conditions {
+            quick: self.options.quick,
+            flush_us: self.options.flush_us,
+            platform: contender.platform.describe(),
+            begins_clean: true,
+            images: self.images.clone(),
+        };
+        let here = &self.here;
+        let is_ours = |kept: &Cell| {
+            self.options.takes_any_source || (&kept.commit, &kept.machine) == (&here.commit, &here.machine)
+        };
+        let kept = results::read::<Cell>(&path)?.filter(|kept| kept.conditions == conditions && is_ours(kept));
+        if kept.as_ref().is_some_and(|kept| kept.failure.is_none()) || guest_kit::interrupt::is_requested() {
+            return Ok(kept);
+        }
+        eprintln!("{}, {what}, {}", contender.name, iteration + 1);
+        let mut environment = self.environment.clone();
+        environment.insert("load".to_owned(), crate::machine::load());
+        let outcome = measure();
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        let mut cell = Cell {
+            contender: contender.name.clone(),
+            what: what.to_owned(),
+            iteration,
+            conditions,
+            fields: BTreeMap::new(),
+            distribution: Vec::new(),
+            words: String::new(),
+            commit: here.commit.clone(),
+            machine: here.machine.clone(),
+            environment,
+            ended: now.map_or(0, |now| now.as_secs()),
+            failure: None,
+        };
+        match outcome {
+            Ok(measured) => {
+                (cell.fields, cell.distribution, cell.words) = (measured.fields, measured.distribution, measured.words)
+            }
+            Err(_) if guest_kit::interrupt::is_requested() => return Ok(kept),
+            Err(error) => {
+                let words = error.to_string();
+                eprintln!("    FAILED: {}", crate::rig::first_line(&words));
+                cell.failure = Some(words.lines().take(12).collect::<Vec<_>>().join("\n"));
+            }
+        }
+        results::write(&path, &cell)?;
+        Ok(Some(cell))
+    }
 }
 
 /// What a cell came to.
@@ -186,4 +255,15 @@ pub(crate) struct Measured {
     fields: BTreeMap<String, f64>,
     distribution: Vec<(f64, f64)>,
     words: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_place_is_named_with_its_file_system() {
+        assert_eq!(place(Path::new("/proc/self/..")), "/proc (proc)");
+        assert!(place(Path::new("/nowhere/at/all")).starts_with("/nowhere/at/all ("));
+    }
 }

@@ -1,7 +1,9 @@
-//! The shoot-out's page and its table: latency, speed, bytes to each medium, the host's processor, and what survives.
+//! The shoot-out's page and its table: who takes part and on what, latency, speed, bytes to each medium, the host's processor, and what survives.
 
-use super::Cell;
+use super::contender::described;
+use super::guest::{GUEST_MIB, IMAGE_MIB, JOURNAL_MIB};
 use super::kinds::{Death, Load};
+use super::{Cell, PROMISE_KEPT};
 use crate::catalogue::ITERATIONS_OF_A_PAPER as ITERATIONS;
 use crate::fields::grouped;
 use crate::report::sample;
@@ -10,11 +12,12 @@ use charts::{Bar, Bars, Lines, Series, bars, key, lines};
 use maud::{Markup, html};
 use std::fmt::Write;
 
-const COLUMNS: [(&str, &str); 12] = [
+const COLUMNS: [(&str, &str); 14] = [
     ("p50_us", "p50, µs"),
     ("p99_us", "p99, µs"),
     ("p999_us", "p99.9, µs"),
     ("seconds", "seconds"),
+    ("seconds_until_home", "seconds until all is home and unmounted"),
     ("storage_bytes", "MB to storage"),
     ("storage_flushes", "flushes"),
     ("memory_bytes", "MB of host memory"),
@@ -23,7 +26,39 @@ const COLUMNS: [(&str, &str); 12] = [
     ("nvm_bytes", "MB to NVM"),
     ("network_bytes", "MB over the network"),
     ("host_cpu_seconds", "host CPU, s"),
+    ("host_cpu_seconds_until_home", "host CPU until all is home, s"),
 ];
+
+/// What the figures do not say by themselves.
+const HOW_TO_READ: [&str; 9] = [
+    "A figure is the mean of n iterations, in brackets the lowest and the highest of them; bars have intervals of 95 % where n is 2 or more.",
+    "Seconds and the host's processor time end when the load has made durable what it makes durable; 'until all is home' ends when the file system is unmounted, and what a journal still owed is in its place. Bytes and flushes are counted until the VM has ended, so they belong to the latter.",
+    "The host's page cache takes no part, but for the contenders that end in '-cached': the medium is a file behind FUSE that nothing is cached of, and QEMU's 'writeback' and 'unsafe' pay a round trip for each write on it. '-cached' is QEMU on the file behind the medium, all of it in the host's page cache: of it nobody counts bytes or flushes, its writes are not on storage when it is 'home', and nobody kills it.",
+    "A flush of the medium takes at least the time that is said above, and no other write reaches the medium meanwhile.",
+    "A power cut drops exactly what no flush covered, and all that was in the host's memory. 'Lost' is a count of acknowledged records; it says nothing of damage, which stands beside it where e2fsck found any.",
+    "Colours of what survives: whether the contender kept its promise, not whether nothing was lost. Where nothing is promised there is no colour. What is promised by age is held to it with one second more, for a write-out.",
+    "Load 'fsync' calls fdatasync on blocks that are allocated: a file system that journals no data has no metadata to write for it.",
+    "A curve of latencies is of all iterations together; p50, p99 and p99.9 are means of the iterations' own.",
+    "Deaths are n = 1: what they show to be lost can be lost; that nothing was is one observation.",
+];
+
+/// Lowest, mean and highest of the iterations.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Spread {
+    summary: Summary,
+    low: f64,
+    high: f64,
+}
+
+impl Spread {
+    fn shown(&self, field: &str) -> String {
+        let mean = shown(field, self.summary.mean);
+        if self.summary.count < 2 {
+            return mean;
+        }
+        format!("{mean} ({}–{})", shown(field, self.low), shown(field, self.high))
+    }
+}
 
 fn contenders(cells: &[Cell]) -> Vec<(String, String)> {
     let mut names: Vec<(String, String)> = Vec::new();
@@ -46,42 +81,149 @@ fn loads(cells: &[Cell]) -> Vec<String> {
     names
 }
 
-fn value(cells: &[Cell], contender: &str, what: &str, field: &str) -> Option<Summary> {
+fn value(cells: &[Cell], contender: &str, what: &str, field: &str) -> Option<Spread> {
     let of = cells.iter().filter(|cell| cell.contender == contender && cell.what == what && cell.failure.is_none());
-    Summary::of(&of.filter_map(|cell| cell.fields.get(field).copied()).collect::<Vec<_>>())
+    let values: Vec<f64> = of.filter_map(|cell| cell.fields.get(field).copied()).collect();
+    let [low, high] = [f64::min, f64::max].map(|one| values.iter().copied().reduce(one));
+    Some(Spread { summary: Summary::of(&values)?, low: low?, high: high? })
+}
+
+/// One curve of all iterations' latencies, each of which counts the same: µs, and the per cent of operations that were done within.
+fn merged(cells: &[Cell], contender: &str, what: &str) -> Vec<(f64, f64)> {
+    let of = cells.iter().filter(|cell| cell.contender == contender && cell.what == what && cell.failure.is_none());
+    let curves: Vec<&[(f64, f64)]> =
+        of.map(|cell| cell.distribution.as_slice()).filter(|curve| !curve.is_empty()).collect();
+    let mut times: Vec<f64> = curves.iter().flat_map(|curve| curve.iter().map(|(_, us)| *us)).collect();
+    times.sort_by(f64::total_cmp);
+    times.dedup();
+    let share = |us: f64| curves.iter().map(|curve| share_within(curve, us)).sum::<f64>() / curves.len() as f64;
+    times.into_iter().map(|us| (us, share(us))).collect()
+}
+
+/// The per cent of operations that took at most so many µs, by a curve of per cent and µs; between two points on the line that joins them.
+fn share_within(curve: &[(f64, f64)], us: f64) -> f64 {
+    let below = curve.iter().rev().find(|(_, at)| *at <= us);
+    let above = curve.iter().find(|(_, at)| *at > us);
+    match (below, above) {
+        (Some((low, from)), Some((high, to))) => low + (high - low) * (us - from) / (to - from),
+        (Some((share, _)), None) => *share,
+        (None, _) => 0.0,
+    }
+}
+
+/// The day and the minute, in UTC, of seconds since 1970: "2026-11-28 14:30".
+fn date(seconds: u64) -> String {
+    let (days, minutes) = (seconds / 86_400, seconds % 86_400 / 60);
+    // Years from March on, in eras of 400, of which every one has as many days (Hinnant, "chrono-Compatible Low-Level Date Algorithms").
+    let days = days + 719_468;
+    let (era, day) = (days / 146_097, days % 146_097);
+    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
+    let of_year = day - (365 * year + year / 4 - year / 100);
+    let month = (5 * of_year + 2) / 153;
+    let (of_month, month) = (of_year - (153 * month + 2) / 5 + 1, if month < 10 { month + 3 } else { month - 9 });
+    let year = era * 400 + year + u64::from(month <= 2);
+    format!("{year}-{month:02}-{of_month:02} {:02}:{:02}", minutes / 60, minutes % 60)
+}
+
+/// What the cells were measured on, by which program and when: a line for each that there is, since cells of several can be on one page.
+fn surroundings(cells: &[Cell]) -> Vec<String> {
+    let mut all: Vec<(String, u64, u64)> = Vec::new();
+    for cell in cells {
+        let of = |name: &str| cell.environment.get(name).map_or("not said", String::as_str);
+        let words = format!(
+            "{}, {}; host: Linux {}; guest: Linux {}; {}; accelerator: {}; program: {}, {}; images in {}",
+            if cell.machine.is_empty() { of("processor") } else { &cell.machine },
+            of("memory"),
+            of("kernel"),
+            of("guest_kernel"),
+            of("qemu"),
+            of("accelerator"),
+            if cell.commit.is_empty() { "of no known commit" } else { &cell.commit },
+            of("build"),
+            if cell.conditions.images.is_empty() { "a place that is not said" } else { &cell.conditions.images },
+        );
+        match all.iter_mut().find(|(known, ..)| *known == words) {
+            Some((_, from, to)) => (*from, *to) = ((*from).min(cell.ended), (*to).max(cell.ended)),
+            None => all.push((words, cell.ended, cell.ended)),
+        }
+    }
+    all.into_iter().map(|(words, from, to)| format!("{words}; measured {} to {} UTC", date(from), date(to))).collect()
+}
+
+/// What is the same for all.
+fn common(cells: &[Cell]) -> String {
+    let flush = cells.first().map_or(0, |cell| cell.conditions.flush_us);
+    format!(
+        "A guest of one processor and {GUEST_MIB} MiB of memory; an image of {IMAGE_MIB} MiB with a journal of {JOURNAL_MIB} MiB (ext4; others have what their mkfs gives them), on a file whose flush takes {flush} µs at least; as much of fast memory as the journal for who takes some."
+    )
+}
+
+fn is_quick(cells: &[Cell]) -> bool {
+    cells.iter().any(|cell| cell.conditions.quick)
+}
+
+fn loads_in_words(cells: &[Cell]) -> Vec<String> {
+    let quick = is_quick(cells);
+    let all = Load::ALL.into_iter().filter(|load| loads(cells).iter().any(|name| name == load.name()));
+    all.map(|load| format!("{}: {}", load.name(), load.in_words(quick))).collect()
 }
 
 fn shown(field: &str, value: f64) -> String {
     if field.ends_with("_bytes") { grouped((value / 1e5).round() / 10.0) } else { grouped(value) }
 }
 
-fn survival(cells: &[Cell], contender: &str, death: Death) -> String {
+fn survival(cells: &[Cell], contender: &str, death: Death) -> (String, &'static str) {
     let cell = cells.iter().find(|cell| cell.contender == contender && cell.what == death.name());
     match cell {
-        Some(Cell { failure: Some(failure), .. }) => format!("failed: {}", failure.lines().next().unwrap_or_default()),
-        Some(cell) => cell.words.clone(),
-        None => "not tried".to_owned(),
+        Some(Cell { failure: Some(failure), .. }) => {
+            (format!("failed: {}", failure.lines().next().unwrap_or_default()), "bad")
+        }
+        Some(cell) => {
+            let class = match cell.fields.get(PROMISE_KEPT) {
+                Some(kept) if *kept > 0.0 => "good",
+                Some(_) => "bad",
+                None => "open",
+            };
+            (cell.words.clone(), class)
+        }
+        None => ("not tried".to_owned(), "open"),
     }
 }
 
-/// Markdown: what survives, and a table for each load.
-pub(super) fn table(cells: &[Cell]) -> String {
-    let mut text = "| contender | guest dies | VMM dies | host dies | platform |\n|---|---|---|---|---|\n".to_owned();
+const PARTAKERS: [&str; 4] = ["contender", "file system and mount options", "served by", "promised"];
+
+/// Markdown: who takes part, on what, what survives, a table for each load, and how to read them.
+pub(super) fn table(cells: &[Cell], absent: &[String]) -> String {
+    let mut text = String::new();
+    if is_quick(cells) {
+        text += "Quick cells: that they work is what is seen; times say nothing.\n\n";
+    }
+    let _ = writeln!(text, "{}\n", common(cells));
+    let lines = surroundings(cells).into_iter().chain(loads_in_words(cells));
+    let lines = lines.chain(absent.iter().map(|reason| format!("left out: {reason}")));
+    lines.for_each(|line| text += &format!("* {line}\n"));
+    let _ = writeln!(text, "\n| {} |\n|---|---|---|---|", PARTAKERS.join(" | "));
+    for (name, _) in contenders(cells) {
+        let _ = writeln!(text, "| {name} | {} |", described(&name).unwrap_or_default().join(" | "));
+    }
+    text += "\n| contender | guest dies | VMM dies | host dies | platform |\n|---|---|---|---|---|\n";
     for (name, platform) in contenders(cells) {
-        let deaths = Death::ALL.map(|death| survival(cells, &name, death)).join(" | ");
+        let deaths = Death::ALL.map(|death| survival(cells, &name, death).0).join(" | ");
         let _ = writeln!(text, "| {name} | {deaths} | {platform} |");
     }
     for load in loads(cells) {
         let header: Vec<&str> = COLUMNS.iter().map(|(_, words)| *words).collect();
         let _ = writeln!(text, "\n| {load} | n | {} |\n|---|---|{}", header.join(" | "), "---|".repeat(COLUMNS.len()));
         for (name, _) in contenders(cells) {
-            let count = value(cells, &name, &load, "seconds").map_or(0, |summary| summary.count);
+            let count = value(cells, &name, &load, "seconds").map_or(0, |spread| spread.summary.count);
             let row = COLUMNS.map(|(field, _)| {
-                value(cells, &name, &load, field).map_or_else(String::new, |one| shown(field, one.mean))
+                value(cells, &name, &load, field).map_or_else(String::new, |spread| spread.shown(field))
             });
             let _ = writeln!(text, "| {name} | {count} | {} |", row.join(" | "));
         }
     }
+    text += "\nHow to read it:\n\n";
+    HOW_TO_READ.iter().for_each(|line| text += &format!("* {line}\n"));
     text
 }
 
@@ -90,26 +232,37 @@ pub(super) fn page(cells: &[Cell], absent: &[String]) -> String {
     let names = contenders(cells);
     let looks: Vec<Series> =
         names.iter().enumerate().map(|(index, (name, _))| Series::nth(index, name.clone())).collect();
+    let partakers: Vec<(String, Vec<Markup>)> = names
+        .iter()
+        .map(|(name, _)| {
+            let words = described(name).unwrap_or_default();
+            let row = std::iter::once(name.clone()).chain(words).map(|words| html! { (words) });
+            (String::new(), row.collect())
+        })
+        .collect();
     let survivors: Vec<(String, Vec<Markup>)> = names
         .iter()
         .map(|(name, platform)| {
             let mut row = vec![html! { (name) }];
             row.extend(Death::ALL.map(|death| {
-                let words = survival(cells, name, death);
-                let class = if words.starts_with("everything") { "good" } else { "bad" };
+                let (words, class) = survival(cells, name, death);
                 html! { span class=(class) { (words) } }
             }));
             row.push(html! { (platform) });
             (String::new(), row)
         })
         .collect();
-    let quick = cells.iter().any(|cell| cell.conditions.quick);
-    let flush = cells.first().map_or(0, |cell| cell.conditions.flush_us);
     let body = html! {
         h1 { "Where a journal can live: a shoot-out" }
-        p { "The same guest and the same medium, a file whose flush takes " (flush) " µs; as much of fast memory for each that takes some. Each contender runs each load, and is killed in three ways while it acknowledges records one by one." }
-        @if quick { p.note { "Quick cells: that they work is what is seen; times say nothing." } }
+        p { "The same guest and the same medium. Each contender runs each load, and is killed in three ways while it acknowledges records one by one. " (common(cells)) }
+        @for line in surroundings(cells) { p.note { (line) "." } }
+        @if is_quick(cells) { p.note { "Quick cells: that they work is what is seen; times say nothing." } }
         @if !absent.is_empty() { p { "Left out: " (absent.join("; ")) "." } }
+        h2 { "Who takes part" }
+        (charts::table(&PARTAKERS, &partakers))
+        ul { @for line in loads_in_words(cells) { li { (line) } } }
+        h2 { "How to read it" }
+        ul { @for line in HOW_TO_READ { li { (line) } } }
         h2 { "What survives" }
         (charts::table(&["contender", "guest dies", "VMM dies", "host dies", "platform"], &survivors))
         (key(&looks))
@@ -123,10 +276,8 @@ fn of_load(cells: &[Cell], load: &str, names: &[(String, String)], looks: &[Seri
         .iter()
         .zip(looks)
         .filter_map(|((name, _), look)| {
-            let cell = cells
-                .iter()
-                .find(|cell| cell.contender == *name && cell.what == load && !cell.distribution.is_empty())?;
-            Some((look.clone(), cell.distribution.iter().map(|(share, us)| (*us, *share)).collect()))
+            let curve = merged(cells, name, load);
+            (!curve.is_empty()).then(|| (look.clone(), curve))
         })
         .collect();
     let series: Vec<(Series, &[(f64, f64)])> =
@@ -135,7 +286,7 @@ fn of_load(cells: &[Cell], load: &str, names: &[(String, String)], looks: &[Seri
         let values = vec![
             names
                 .iter()
-                .map(|(name, _)| value(cells, name, load, field).map(|one| bar(field, &one)))
+                .map(|(name, _)| value(cells, name, load, field).map(|one| bar(field, &one.summary)))
                 .collect::<Vec<_>>(),
         ];
         let title = format!("{load}: {words}");
@@ -156,11 +307,11 @@ fn of_load(cells: &[Cell], load: &str, names: &[(String, String)], looks: &[Seri
     let rows: Vec<(String, Vec<Markup>)> = names
         .iter()
         .map(|(name, _)| {
-            let count = value(cells, name, load, "seconds").map_or(0, |one| one.count);
+            let count = value(cells, name, load, "seconds").map_or(0, |one| one.summary.count);
             let is_few = sample(count, ITERATIONS) != charts::Sample::Enough;
             let mut row = vec![html! { (name) }, html! { (count) @if is_few { ", too small" } }];
             row.extend(COLUMNS.iter().map(
-                |(field, _)| html! { @if let Some(one) = value(cells, name, load, field) { (shown(field, one.mean)) } },
+                |(field, _)| html! { @if let Some(one) = value(cells, name, load, field) { (one.shown(field)) } },
             ));
             (String::new(), row)
         })
@@ -171,7 +322,7 @@ fn of_load(cells: &[Cell], load: &str, names: &[(String, String)], looks: &[Seri
             @if !series.is_empty() {
                 figure { (lines(&Lines { title: &format!("{load}: {operation}, share done within a time"), x_name: "µs", y_name: "per cent", is_logarithmic: true, names_peaks: false, series: &series })) }
             }
-            @for (field, words) in [("p999_us", "p99.9, µs"), ("seconds", "seconds"), ("storage_bytes", "MB to storage"), ("host_cpu_seconds", "host CPU, s")] {
+            @for (field, words) in [("p999_us", "p99.9, µs"), ("seconds", "seconds"), ("seconds_until_home", "seconds until all is home and unmounted"), ("storage_bytes", "MB to storage"), ("host_cpu_seconds", "host CPU, s"), ("host_cpu_seconds_until_home", "host CPU until all is home, s")] {
                 figure { (plot(field, words)) }
             }
         }
@@ -201,7 +352,13 @@ mod tests {
             contender: contender.into(),
             what: what.into(),
             iteration: 0,
-            conditions: Conditions { quick: true, flush_us: 2000, platform: "tcg".into(), begins_clean: true },
+            conditions: Conditions {
+                quick: true,
+                flush_us: 2000,
+                platform: "tcg".into(),
+                begins_clean: true,
+                images: "/dev/shm (tmpfs)".into(),
+            },
             fields: BTreeMap::from([
                 ("seconds".to_owned(), 1.5),
                 ("storage_bytes".to_owned(), 2.0e6),
@@ -210,23 +367,60 @@ mod tests {
             distribution: vec![(50.0, 100.0), (99.9, 4000.0)],
             words: words.into(),
             commit: String::new(),
-            machine: String::new(),
+            machine: "2 × a processor".into(),
+            environment: BTreeMap::from([("qemu".to_owned(), "QEMU 7.2".to_owned())]),
+            ended: 1_795_876_200,
             failure: failure.map(str::to_owned),
         };
+        let judged = |mut cell: Cell, kept: f64| {
+            cell.fields.insert(PROMISE_KEPT.to_owned(), kept);
+            cell
+        };
+        let mut again = cell("retain", "fsync", "", None);
+        again.fields.insert("seconds".to_owned(), 2.5);
         let cells = [
             cell("retain", "fsync", "", None),
+            again,
             cell("retain", "host-dies", "12 of 40 lost", None),
-            cell("retain", "vmm-dies", "everything", None),
+            judged(cell("retain", "vmm-dies", "everything", None), 1.0),
+            judged(cell("retain-5", "host-dies", "PROMISE BROKEN: 1 lost", None), 0.0),
             cell("xfs", "fsync", "", Some("it hung\nmore")),
         ];
         let html = page(&cells, &["f2fs: the guest's kernel has no f2fs".to_owned()]);
-        for expected in
-            ["12 of 40 lost", "class=\"good\">everything", "Left out: f2fs", "not tried", "<svg", "Quick cells"]
-        {
+        for expected in [
+            "class=\"open\">12 of 40 lost",
+            "class=\"good\">everything",
+            "class=\"bad\">PROMISE BROKEN",
+            "Left out: f2fs",
+            "not tried",
+            "<svg",
+            "Quick cells",
+            "2 × a processor",
+            "QEMU 7.2",
+            "images in /dev/shm (tmpfs)",
+            "amberlog, placement=retain,durable-within=5",
+            "2 (1.5–2.5)",
+        ] {
             assert!(html.contains(expected), "{expected}: {html}");
         }
-        let table = table(&cells);
+        let table = table(&cells, &[]);
         assert!(table.contains("| retain | not tried | everything | 12 of 40 lost | tcg |"), "{table}");
+        assert!(table.contains("| retain | 2 | ") && table.contains("2 (1.5–2.5)"), "{table}");
+        assert!(table.contains("fdatasync on blocks that are allocated"), "{table}");
         assert!(table.contains("| xfs | 0 |"), "what failed has no numbers: {table}");
+    }
+
+    #[test]
+    fn iterations_latencies_are_one_curve() {
+        let curve = [(50.0, 100.0), (99.0, 200.0)];
+        assert_eq!([50.0, 100.0, 150.0, 900.0].map(|us| share_within(&curve, us)), [0.0, 50.0, 74.5, 99.0]);
+    }
+
+    #[test]
+    fn seconds_since_1970_are_a_date() {
+        assert_eq!(date(0), "1970-01-01 00:00");
+        assert_eq!(date(951_782_399), "2000-02-28 23:59");
+        assert_eq!(date(951_868_800), "2000-03-01 00:00");
+        assert_eq!(date(1_795_876_200), "2026-11-28 14:30");
     }
 }

@@ -1,9 +1,9 @@
 //! What survives: a guest acknowledges records one by one, something dies, and whoever comes next looks for every record that was acknowledged.
 
-use super::contender::{Contender, FileSystem, Served};
+use super::contender::{Contender, FileSystem, Promise, Served, promise};
 use super::guest::{LIMIT, Stand};
 use super::kinds::Death;
-use super::{Conditions, Measured, ShootOut};
+use super::{Measured, PROMISE_KEPT, ShootOut};
 use crate::error::{Error, FileContext, Result};
 use guest_kit::image::{self, FileSystem as Ext};
 use guest_kit::{AtEnd, Guest, judge, program};
@@ -16,11 +16,14 @@ const JOURNAL_MIB: u32 = 64;
 const STREAM: &str = "records";
 const END_LIMIT: Duration = Duration::from_secs(120);
 
-/// How long records are acknowledged at least before anything dies.
+/// How long records are acknowledged at least before anything dies: who promises something for what is older than five seconds is to have something
+/// that is.
 const OLD: Duration = Duration::from_secs(8);
+/// What is durable by age is so within the age and one write-out.
+const SLACK: Duration = Duration::from_secs(1);
 
 /// Kills, restarts and judges.
-pub(super) fn kill(options: &ShootOut, contender: &Contender, death: Death, _: &Conditions) -> Result<Measured> {
+pub(super) fn kill(options: &ShootOut, contender: &Contender, death: Death) -> Result<Measured> {
     let mut stand = Stand::new(options, contender)?;
     stand.storage.iter().for_each(test_storage::TestStorage::remember_unflushed);
     let script = format!(
@@ -35,13 +38,15 @@ pub(super) fn kill(options: &ShootOut, contender: &Contender, death: Death, _: &
     let mut spec = stand.spec(contender, death.name(), script)?;
     spec.at_end = AtEnd::Stay;
     let mut guest = Guest::start(spec)?;
-    let began = Instant::now();
-    guest.wait_acknowledged(STREAM, if options.quick { ENOUGH_QUICK } else { ENOUGH }, LIMIT)?;
-    // Who promises something for what is older than five seconds is to have something that is.
-    std::thread::sleep(OLD.saturating_sub(began.elapsed()));
+    let told = acknowledged_for_long(&mut guest, if options.quick { ENOUGH_QUICK } else { ENOUGH })?;
+    stand.is_in_force_now(contender)?;
+    let dies = Instant::now();
     if death == Death::Guest {
         guest.tell("die")?;
-        guest.wait_end(END_LIMIT)?;
+        let status = guest.wait_end(END_LIMIT)?;
+        if !status.success() {
+            return Err(guest.failure(&format!("QEMU or amberlog ended with {status}")).into());
+        }
     } else {
         guest.kill_all()?;
     }
@@ -56,24 +61,91 @@ pub(super) fn kill(options: &ShootOut, contender: &Contender, death: Death, _: &
     if !matches!(contender.file_system, FileSystem::Other(_)) {
         words.extend(look_after_it_as_a_boot_does(&mut stand, contender, death)?);
     }
-    let found = look_for(&stand, contender, acknowledged)?;
-    words.extend(found.1);
-    let (expected, lost) = found.0;
+    let promise = promise(contender.file_system, contender.mount, contender.served, death);
+    let promised = match promise {
+        Promise::Everything => Some(acknowledged),
+        Promise::Older(age) => {
+            let old = older_than(&told, dies, Duration::from_secs(age) + SLACK);
+            Some(old.ok_or_else(|| Error::Told(format!("nothing was acknowledged {age} s before the death")))?)
+        }
+        Promise::Nothing => None,
+    };
+    let found = look_for(&stand, contender, acknowledged, promised)?;
     let damage =
         if matches!(contender.file_system, FileSystem::Other(_)) { Vec::new() } else { damage(&mut stand, contender)? };
-    let verdict = match (lost, damage.is_empty()) {
-        (0, true) => "everything".to_owned(),
-        (lost, true) => format!("{lost} of {expected} lost"),
-        (lost, false) => format!("{lost} of {expected} lost, file system damaged: {}", damage.join("; ")),
-    };
-    words.insert(0, verdict);
+    words.insert(0, found.verdict(promise, &damage));
     let mut measured = Measured { words: words.join("; "), ..Measured::default() };
     measured.fields.extend([
-        ("acknowledged".to_owned(), expected as f64),
-        ("lost".to_owned(), lost as f64),
+        ("acknowledged".to_owned(), found.expected as f64),
+        ("lost".to_owned(), found.lost as f64),
         ("damages".to_owned(), damage.len() as f64),
     ]);
+    measured.fields.extend(found.lowest_lost.map(|record| ("lowest_lost".to_owned(), record as f64)));
+    if let Some((record, lost)) = promised.zip(found.lost_of_promised) {
+        let is_kept = lost == 0 && damage.is_empty();
+        measured.fields.extend([
+            ("promised_through".to_owned(), record as f64),
+            ("lost_of_promised".to_owned(), lost as f64),
+            (PROMISE_KEPT.to_owned(), f64::from(u8::from(is_kept))),
+        ]);
+    }
     Ok(measured)
+}
+
+/// Waits until enough records are acknowledged, and for long enough; gives when the host was told of which.
+fn acknowledged_for_long(guest: &mut Guest, enough: u64) -> Result<Vec<(Instant, u64)>> {
+    let mut told: Vec<(Instant, u64)> = Vec::new();
+    let problem = format!("{enough} were not acknowledged");
+    let came = guest.await_report(&problem, LIMIT, |reported| {
+        if reported.exit_code.is_some() {
+            // Nothing comes any more of a script that has ended.
+            return Some(false);
+        }
+        let last = reported.acknowledged.get(STREAM)?.last?;
+        if told.last().is_none_or(|(_, known)| *known < last) {
+            told.push((Instant::now(), last));
+        }
+        (last >= enough && told.first().is_some_and(|(first, _)| first.elapsed() >= OLD)).then_some(true)
+    })?;
+    if came { Ok(told) } else { Err(guest.failure(&format!("{problem}: the script has ended")).into()) }
+}
+
+/// The last record that had been acknowledged for so long at a moment.
+fn older_than(told: &[(Instant, u64)], at: Instant, age: Duration) -> Option<u64> {
+    told.iter().rev().find(|(when, _)| at.saturating_duration_since(*when) >= age).map(|(_, record)| *record)
+}
+
+/// What whoever came next found of the acknowledged records.
+#[derive(Debug, Default)]
+struct Found {
+    expected: u64,
+    lost: u64,
+    /// The first of them.
+    lowest_lost: Option<u64>,
+    /// Of those that the contender promises to keep; nothing where it promises none.
+    lost_of_promised: Option<u64>,
+}
+
+impl Found {
+    fn verdict(&self, promise: Promise, damage: &[String]) -> String {
+        let Found { expected, lost, lowest_lost, lost_of_promised } = self;
+        let mut words = if *lost == 0 { "everything".to_owned() } else { format!("{lost} of {expected} lost") };
+        if let Some(record) = lowest_lost {
+            words += &format!(", the first is record {record}");
+        }
+        match (promise, lost_of_promised) {
+            (Promise::Older(age), Some(older)) if *older > 0 => {
+                words = format!("PROMISE BROKEN: {older} lost that were older than {age} s; {words}");
+            }
+            (Promise::Older(age), Some(_)) if *lost > 0 => words += &format!(", none is older than {age} s"),
+            (Promise::Everything, Some(older)) if *older > 0 => words = format!("PROMISE BROKEN: {words}"),
+            _ => {}
+        }
+        if !damage.is_empty() {
+            words += &format!(", file system damaged: {}", damage.join("; "));
+        }
+        words
+    }
 }
 
 /// What the medium had not flushed is gone, and so is everything in the host's memory. Persistent memory and other hosts stay.
@@ -142,15 +214,35 @@ fn look_after_it_as_a_boot_does(stand: &mut Stand, contender: &Contender, death:
     Ok(words)
 }
 
-/// Another guest on the same disk looks for every record: how many there should be, how many are not; and words.
-fn look_for(stand: &Stand, contender: &Contender, acknowledged: u64) -> Result<((u64, u64), Option<String>)> {
+/// Another guest on the same disk looks for every record that was acknowledged, for the first one that is not there, and for those that are `promised`.
+fn look_for(stand: &Stand, contender: &Contender, acknowledged: u64, promised: Option<u64>) -> Result<Found> {
     let script = format!(
         "set -e
+         look() {{
+             guest-tools records --directory /mnt/records --verify $1 >/tmp/result || fail verify
+             read -r line </tmp/result
+             lost=${{line##*faults=}}
+         }}
          {mount}
-         guest-tools records --directory /mnt/records --verify {acknowledged} >/tmp/result || fail verify
+         look {acknowledged}
+         result=$line first=none older=none
+         if [ $lost -gt 0 ]; then
+             low=0 high={acknowledged}
+             while [ $low -lt $high ]; do
+                 middle=$(((low + high) / 2))
+                 look $middle
+                 if [ $lost -gt 0 ]; then high=$middle; else low=$((middle + 1)); fi
+             done
+             first=$low
+         fi
+         if [ -n '{promised}' ]; then
+             look {promised}
+             older=$lost
+         fi
          umount /mnt
-         sed 's/^/mark result /' /tmp/result >/dev/ttyS1",
+         mark result $result first=$first older=$older",
         mount = Stand::mount(contender),
+        promised = promised.map_or_else(String::new, |record| record.to_string()),
     );
     let reported = Guest::run(stand.spec(contender, "afterwards", script)?, LIMIT)?;
     let result = reported.marks.iter().find_map(|mark| mark.strip_prefix("result "));
@@ -159,8 +251,10 @@ fn look_for(stand: &Stand, contender: &Contender, acknowledged: u64) -> Result<(
         let word = result.split_whitespace().find_map(|word| word.strip_prefix(name)?.strip_prefix('='));
         word.and_then(|word| word.parse::<u64>().ok())
     };
-    match (number("expected"), number("faults")) {
-        (Some(expected), Some(faults)) => Ok(((expected, faults), None)),
+    match (number("expected"), number("faults"), number("older")) {
+        (Some(expected), Some(lost), older) if older.is_some() == promised.is_some() => {
+            Ok(Found { expected, lost, lowest_lost: number("first"), lost_of_promised: older })
+        }
         _ => Err(Error::Told(format!("the guest that looked for records told '{result}'"))),
     }
 }
@@ -174,4 +268,39 @@ fn damage(stand: &mut Stand, contender: &Contender) -> Result<Vec<String>> {
     }
     let verdict = judge::check(&file_system)?;
     Ok(verdict.problems.into_iter().take(3).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_older_than_an_age_is_what_was_told_before_it() {
+        let begun = Instant::now();
+        let at = |ms: u64| begun + Duration::from_millis(ms);
+        let told = [(at(0), 3), (at(1900), 70), (at(2000), 80), (at(2100), 90)];
+        assert_eq!(older_than(&told, at(8000), Duration::from_secs(6)), Some(80));
+        assert_eq!(older_than(&told, at(5000), Duration::from_secs(6)), None);
+    }
+
+    #[test]
+    fn a_verdict_is_of_the_promise() {
+        let found = |lost: u64, older: Option<u64>| Found {
+            expected: 400,
+            lost,
+            lowest_lost: (lost > 0).then(|| 400 - lost),
+            lost_of_promised: older,
+        };
+        let say = |lost, older, promise| found(lost, older).verdict(promise, &[]);
+        assert_eq!(say(0, Some(0), Promise::Everything), "everything");
+        assert_eq!(say(3, None, Promise::Nothing), "3 of 400 lost, the first is record 397");
+        assert_eq!(
+            say(3, Some(0), Promise::Older(5)),
+            "3 of 400 lost, the first is record 397, none is older than 5 s"
+        );
+        assert!(
+            say(300, Some(2), Promise::Older(5)).starts_with("PROMISE BROKEN: 2 lost that were older than 5 s; 300 of")
+        );
+        assert!(say(1, Some(1), Promise::Everything).starts_with("PROMISE BROKEN: 1 of 400 lost"));
+    }
 }
