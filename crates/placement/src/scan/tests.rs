@@ -1,0 +1,114 @@
+//! Disks that show the same file system many times over.
+
+use super::*;
+use crate::disk::{DiskOptions, PlacementKind};
+use guest_kit::image::{ExtRecipe, Journal as JournalRecipe, journal_device};
+use std::path::Path;
+
+const MIB: u64 = 1 << 20;
+
+fn disk(name: &str, path: &Path, read_only: bool) -> Arc<Disk> {
+    let options = DiskOptions {
+        name: name.to_owned(),
+        path: path.to_owned(),
+        placement: PlacementKind::Copy,
+        honour_flush: false,
+        read_only,
+        nvm: None,
+        remote: None,
+        durable_within: None,
+        write_log: None,
+    };
+    Arc::new(Disk::open(options).expect("an image"))
+}
+
+fn crc32(bytes: &[u8]) -> u32 {
+    !bytes.iter().fold(!0, |crc: u32, byte| {
+        (0..8).fold(crc ^ u32::from(*byte), |crc, _| if crc & 1 != 0 { crc >> 1 ^ 0xedb8_8320 } else { crc >> 1 })
+    })
+}
+
+/// A disk with `partitions`, from and to byte, each as often as it is said, under a GPT that has no more to say.
+fn with_table(path: &Path, size: u64, partitions: &[(Range<u64>, usize)]) -> File {
+    let file = File::options().read(true).write(true).create(true).truncate(false).open(path).expect("an image");
+    file.set_len(size).expect("its size");
+    let mut first = [0u8; 512];
+    first[446 + 4] = 0xee;
+    first[446 + 8..446 + 16].copy_from_slice(&[1, 0, 0, 0, 0xff, 0xff, 0xff, 0xff]);
+    first[510..].copy_from_slice(&[0x55, 0xaa]);
+    file.write_all_at(&first, 0).expect("written");
+    let mut entries = Vec::new();
+    for (range, times) in partitions {
+        for _ in 0..*times {
+            let mut entry = [0; 128];
+            entry[0] = 1;
+            entry[32..40].copy_from_slice(&(range.start / 512).to_le_bytes());
+            entry[40..48].copy_from_slice(&(range.end / 512 - 1).to_le_bytes());
+            entries.extend(entry);
+        }
+    }
+    file.write_all_at(&entries, 1024).expect("written");
+    let mut header = [0; 92];
+    header[..8].copy_from_slice(b"EFI PART");
+    header[8..16].copy_from_slice(&[0, 0, 1, 0, 92, 0, 0, 0]);
+    header[24..32].copy_from_slice(&1u64.to_le_bytes());
+    header[72..80].copy_from_slice(&2u64.to_le_bytes());
+    header[80..84].copy_from_slice(&((entries.len() / 128) as u32).to_le_bytes());
+    header[84..88].copy_from_slice(&128u32.to_le_bytes());
+    header[88..92].copy_from_slice(&crc32(&entries).to_le_bytes());
+    let checksum = crc32(&header);
+    header[16..20].copy_from_slice(&checksum.to_le_bytes());
+    file.write_all_at(&header, 512).expect("written");
+    file
+}
+
+/// A file system that names a journal device, and that device, made as files of their own.
+fn external(directory: &Path) -> (Vec<u8>, Vec<u8>) {
+    let (home, journal) = (directory.join("home"), directory.join("journal"));
+    journal_device(&journal, 8, 4096).expect("made");
+    ExtRecipe { journal: JournalRecipe::External(journal.clone()), ..ExtRecipe::ext4(16, 0) }
+        .make(&home)
+        .expect("made");
+    (std::fs::read(home).expect("read"), std::fs::read(journal).expect("read"))
+}
+
+/// Partitions can overlap. As many as there can be of both a file system and its journal device on each of two disks cost a look that
+/// many times, and not each with each.
+#[test]
+fn file_systems_and_devices_that_share_a_uuid_are_not_all_thought_of_together() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let (home, device) = external(directory.path());
+    let disks: Vec<Arc<Disk>> = ["a", "b"]
+        .map(|name| {
+            let path = directory.path().join(name);
+            let parts = [(4 * MIB..20 * MIB, 127), (20 * MIB..28 * MIB, 128), (4 * MIB..20 * MIB, 3000)];
+            let file = with_table(&path, 32 * MIB, &parts);
+            file.write_all_at(&home, 4 * MIB).expect("written");
+            file.write_all_at(&device, 20 * MIB).expect("written");
+            disk(name, &path, name == "a")
+        })
+        .into();
+    let found = scan(&disks).expect("looked at");
+    // Those of the disk that can only be read have no say, and no log is made for them.
+    assert!(found.logs.iter().all(|place| place.home_disk == 0), "a copy of it is held");
+    let count = found.logs.len() + found.left_alone.len();
+    assert!((2 * 255..=4 * 255).contains(&(count + 1)), "{count} places");
+    assert_eq!(found.left_alone.iter().filter(|left| left.place.home_disk == 1).count(), 127 + 255);
+}
+
+/// Few are thought of with each other all, and many come to the same: none is held that somebody else lays claim to, and one that nobody
+/// does is.
+#[test]
+fn who_is_left_alone_does_not_depend_on_how_many_there_are() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let (home, device) = external(directory.path());
+    for (homes, devices, held) in [(1, 1, 1), (2, 1, 0), (1, 2, 0), (1, 65, 0), (65, 1, 0), (9, 9, 0), (2, 2, 0)] {
+        let path = directory.path().join("image");
+        let parts = [(4 * MIB..20 * MIB, homes), (20 * MIB..28 * MIB, devices)];
+        let file = with_table(&path, 32 * MIB, &parts);
+        file.write_all_at(&home, 4 * MIB).expect("written");
+        file.write_all_at(&device, 20 * MIB).expect("written");
+        let found = scan(&[disk("a", &path, false)]).expect("looked at");
+        assert_eq!(found.logs.len(), held, "{homes} file systems, {devices} devices");
+    }
+}
