@@ -6,7 +6,7 @@
 //! take the mark away, after everything that it stood for is on storage.
 
 use crate::aged;
-use crate::description::{AreaDirectory, LogDescription, WishDescription};
+use crate::description::{AreaDirectory, LogDescription, PIECES_DESCRIBED_MAX, WishDescription};
 use crate::disk::{Disk, DiskCounters, DiskOptions, PlacementKind};
 use crate::distrust;
 use crate::keeper::{Finished, Keeper, Side, Steps, SuperblockBlock, SuperblockWritten};
@@ -404,6 +404,7 @@ impl Journals {
                 self.refuse_marked(&left.place)?;
             }
         }
+        let mut not_understood = found.not_understood;
         let mut kept = Vec::new();
         for place in logs.into_iter().chain(go_on.iter().cloned()) {
             if self.disks[place.home_disk].options.read_only {
@@ -418,6 +419,10 @@ impl Journals {
                 Some(log) if log.place == place => Arc::clone(log),
                 Some(log) => self.move_log(log, place),
                 None => {
+                    if let Some(reason) = self.why_not_described(&place)? {
+                        not_understood.push((place.home_disk, reason));
+                        continue;
+                    }
                     let Some(log) = self.new_log(place, *count)? else { continue };
                     *count += 1;
                     log
@@ -458,7 +463,7 @@ impl Journals {
                 }
             }
         }
-        self.note_unheld(&found.not_understood);
+        self.note_unheld(&not_understood);
         self.describe()?;
         let forgotten = std::mem::take(&mut *self.forgotten.lock().expect("no panic under this lock"));
         forgotten.into_iter().for_each(|id| self.area.forget_log(id));
@@ -468,6 +473,37 @@ impl Journals {
             }
         }
         Ok(())
+    }
+
+    /// Why a log that was found is left alone, though it is understood; nothing where it is not. Where its pieces are is written down with
+    /// those of all the others, in a description that whoever comes next has to be able to read. What an earlier worker has left is
+    /// described already.
+    fn why_not_described(&self, place: &FoundLogPlace) -> io::Result<Option<String>> {
+        let pieces: usize = self.logs().iter().map(|log| log.place.pieces_described()).sum();
+        if pieces + place.pieces_described() <= PIECES_DESCRIBED_MAX
+            || self.was_left(place)
+            || self.was_left_in_region(place)?
+        {
+            return Ok(None);
+        }
+        let disk = &self.disks[place.home_disk];
+        if !disk.is_in_use() {
+            // One that is marked is somewhere else.
+            self.refuse_marked(place)?;
+        }
+        let reason = format!(
+            "it and the other journals of its VM are in more than {PIECES_DESCRIBED_MAX} pieces together, so that where they are cannot be \
+             written down"
+        );
+        // A guest can change its disk as often as it likes.
+        let level = if disk.was_started() { log::Level::Debug } else { log::Level::Warn };
+        log::log!(
+            level,
+            "disk {}: the journal of the file system at byte {} is left alone: {reason}",
+            disk.options.name,
+            place.home_start
+        );
+        Ok(Some(reason))
     }
 
     /// Those of the logs found that no open log lies over. One that is open, and was not found, and is where it was, may be one whose kernel

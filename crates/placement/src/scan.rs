@@ -63,6 +63,11 @@ impl FoundLogPlace {
         offset_of(&self.runs, self.block_bytes, position)
     }
 
+    /// How much there is to be written down of where it is: runs and ranges, and for the rest as much as some of these take.
+    pub(crate) fn pieces_described(&self) -> usize {
+        16 + self.runs.len() + self.own_blocks.len()
+    }
+
     /// Bytes of the whole log.
     pub(crate) fn log_bytes(&self) -> u64 {
         u64::from(self.log_blocks) * u64::from(self.block_bytes)

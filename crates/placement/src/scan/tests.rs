@@ -1,8 +1,11 @@
 //! Disks that show the same file system many times over.
 
 use super::*;
+use crate::description::{AreaDirectory, PIECES_DESCRIBED_MAX};
 use crate::disk::{DiskOptions, PlacementKind};
+use crate::journals::{Journals, JournalsOptions};
 use guest_kit::image::{ExtRecipe, Journal as JournalRecipe, journal_device};
+use guest_memory::VmMemory;
 use std::path::Path;
 
 const MIB: u64 = 1 << 20;
@@ -111,4 +114,75 @@ fn who_is_left_alone_does_not_depend_on_how_many_there_are() {
         let found = scan(&[disk("a", &path, false)]).expect("looked at");
         assert_eq!(found.logs.len(), held, "{homes} file systems, {devices} devices");
     }
+}
+
+/// A file system whose journal is in as many pieces as it has blocks.
+fn in_pieces(path: &Path, pieces: u32) {
+    const BLOCK: u64 = 4096;
+    let file = File::options().write(true).create(true).truncate(true).open(path).expect("an image");
+    let blocks = 1000 + 2 * u64::from(pieces);
+    file.set_len(blocks * BLOCK).expect("its size");
+    let put = |offset: u64, bytes: &[u8]| file.write_all_at(bytes, offset).expect("written");
+    let superblock = [
+        (0x00, 8192u32),
+        (0x04, blocks as u32),
+        (0x18, 2),
+        (0x20, 32768),
+        (0x28, 8192),
+        (0x38, 0x0001_ef53),
+        (0x4c, 1),
+        (0x58, 256),
+        (0x5c, 4),
+        (0x60, 0x40),
+        (0xe0, 8),
+    ];
+    superblock.iter().for_each(|(offset, value)| put(1024 + offset, &value.to_le_bytes()));
+    [(0, 3u32), (4, 4), (8, 20)].iter().for_each(|(offset, block)| put(BLOCK + offset, &block.to_le_bytes()));
+    let inode = 20 * BLOCK + 7 * 256;
+    let node = |entries: usize, max: u16, depth: u16| {
+        [0xf30a, entries as u16, max, depth, 0, 0].iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>()
+    };
+    let entry = |words: [u32; 3]| words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<u8>>();
+    put(inode, &0x8180u16.to_le_bytes());
+    put(inode + 4, &(pieces * BLOCK as u32).to_le_bytes());
+    put(inode + 0x1a, &1u16.to_le_bytes());
+    put(inode + 0x20, &0x80000u32.to_le_bytes());
+    let root = [node(1, 4, 2), entry([0, 100, 0])].concat();
+    put(inode + 0x28, &root);
+    let firsts: Vec<u32> = (0..pieces).step_by(340).collect();
+    let indices = firsts.iter().zip(101..).flat_map(|(first, block)| entry([*first, block, 0]));
+    put(100 * BLOCK, &node(firsts.len(), 340, 1).into_iter().chain(indices).collect::<Vec<u8>>());
+    for (first, block) in firsts.iter().zip(101..) {
+        let these = *first..pieces.min(first + 340);
+        let leaves = these.clone().flat_map(|log| entry([log, 1, 1000 + 2 * log]));
+        put(block * BLOCK, &node(these.len(), 340, 0).into_iter().chain(leaves).collect::<Vec<u8>>());
+    }
+}
+
+/// What is held is written down for whoever comes next, who has to be able to read it.
+#[test]
+fn journals_in_very_many_pieces_are_left_alone() {
+    let base = tempfile::tempdir().expect("a directory");
+    let of = |pieces: &[u32]| {
+        let directory =
+            AreaDirectory::create(&base.path().join("vms"), &base.path().join("registry")).expect("a directory");
+        let options = pieces.iter().zip(0..).map(|(pieces, number): (&u32, u32)| {
+            let path = base.path().join(format!("image-{number}"));
+            in_pieces(&path, *pieces);
+            disk(&format!("disk{number}"), &path, false).options.clone()
+        });
+        let options = JournalsOptions { disks: options.collect(), budget_bytes: 64 << 20, tracer: None };
+        let journals = Journals::new(&VmMemory::new(), directory, options).expect("it can be served");
+        let description = journals.directory().description().expect("it is read").expect("it is there");
+        assert_eq!(description.logs.len(), journals.logs().len());
+        let held = journals.logs().iter().map(|log| log.home_disk()).collect::<Vec<_>>();
+        let reason = journals.disks().iter().find_map(|disk| disk.unheld()).unwrap_or_default();
+        assert_eq!(held.len() == pieces.len(), reason.is_empty(), "{reason}");
+        assert!(reason.is_empty() || reason.contains("pieces together"), "{reason}");
+        held
+    };
+    let most = PIECES_DESCRIBED_MAX as u32 / 2;
+    assert_eq!(of(&[most - 100]), [0]);
+    assert_eq!(of(&[most]), [0; 0]);
+    assert_eq!(of(&[most / 2, most / 2, most / 4]), [0, 2], "what there is room for is held");
 }
