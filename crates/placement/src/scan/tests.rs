@@ -186,3 +186,31 @@ fn journals_in_very_many_pieces_are_left_alone() {
     assert_eq!(of(&[most]), [0; 0]);
     assert_eq!(of(&[most / 2, most / 2, most / 4]), [0, 2], "what there is room for is held");
 }
+
+/// A guest makes a file system and wipes it, as often as it likes: what is walked over for every home write is what is there.
+#[test]
+fn logs_that_were_forgotten_take_nothing() {
+    let base = tempfile::tempdir().expect("a directory");
+    let path = base.path().join("image");
+    in_pieces(&path, 2000);
+    let directory =
+        AreaDirectory::create(&base.path().join("vms"), &base.path().join("registry")).expect("a directory");
+    let options = vec![disk("disk", &path, false).options.clone()];
+    let options = JournalsOptions { disks: options, budget_bytes: 64 << 20, tracer: None };
+    let journals = Journals::new(&VmMemory::new(), directory, options).expect("it can be served");
+    let image = File::options().write(true).open(&path).expect("the image");
+    let magic = extfs::SUPERBLOCK_OFFSET + 0x38;
+    let mut seen = std::collections::HashSet::new();
+    for _ in 0..100 {
+        let log = journals.logs().pop().expect("it is there");
+        assert!(seen.insert((log.id, log.index)), "whoever names one that was forgotten finds another");
+        image.write_all_at(&[0, 0], magic).expect("written");
+        journals.scan(0).expect("looked at");
+        assert!(journals.logs().is_empty() && journals.log(log.index).is_none());
+        assert_eq!(journals.area.log_count(), 0);
+        assert!(!journals.area.is_open(log.id) && journals.area.name_of(log.id).is_empty());
+        image.write_all_at(&[0x53, 0xef], magic).expect("written");
+        journals.scan(0).expect("looked at");
+        assert_eq!((journals.logs().len(), journals.area.log_count()), (1, 1));
+    }
+}
