@@ -7,6 +7,7 @@ use crate::layout::{
 use block_route::LogIndex;
 use extfs::{FileSystem, Journal, ReadAt, SUPERBLOCK_BYTES, SUPERBLOCK_OFFSET};
 use journal_area::LOG_BLOCKS_MAX;
+use recovery::HomeBounds;
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::fs::File;
@@ -43,9 +44,10 @@ pub struct FoundLogPlace {
     pub file_system_uuid: [u8; 16],
 }
 
-/// Where log block `position` is, in bytes, given the runs of its log.
+/// Where log block `position` is, in bytes, given the runs of its log, in their order: a guest decides how many these are.
 pub(crate) fn offset_of(runs: &[LogRun], block_bytes: u32, position: u32) -> Option<u64> {
-    let run = runs.iter().find(|run| position >= run.first_position && position - run.first_position < run.count)?;
+    let behind = runs.partition_point(|run| run.first_position <= position);
+    let run = runs[..behind].last().filter(|run| position - run.first_position < run.count)?;
     Some(run.offset + u64::from(position - run.first_position) * u64::from(block_bytes))
 }
 
@@ -61,6 +63,12 @@ impl FoundLogPlace {
     /// Where log block `position` is on its disk, in bytes.
     pub(crate) fn offset_of(&self, position: u32) -> Option<u64> {
         offset_of(&self.runs, self.block_bytes, position)
+    }
+
+    /// Which blocks are not the log's own, for who asks for many of them.
+    pub(crate) fn all_but_own(&self) -> HomeBounds {
+        let own = self.own_blocks.iter().map(|range| (range.start, range.end)).collect();
+        HomeBounds::from_parts(u64::MAX, self.block_bytes, own)
     }
 
     /// How much there is to be written down of where it is: runs and ranges, and for the rest as much as some of these take.

@@ -214,3 +214,18 @@ fn logs_that_were_forgotten_take_nothing() {
         assert_eq!((journals.logs().len(), journals.area.log_count()), (1, 1));
     }
 }
+
+/// As one who looks at each run finds it.
+#[test]
+fn where_a_log_block_is() {
+    let run =
+        |first_position: u32, count| LogRun { offset: 1000 + 2048 * u64::from(first_position), first_position, count };
+    // The last two as of a journal device, whose first block has no position.
+    for runs in [vec![run(0, 5), run(5, 1), run(6, 300)], vec![run(0, 1), run(3, 40)], vec![run(2, 1)], Vec::new()] {
+        for position in (0..320).chain([u32::MAX]) {
+            let it = runs.iter().find(|run| (run.first_position..run.first_position + run.count).contains(&position));
+            let expected = it.map(|run| run.offset + 1024 * u64::from(position - run.first_position));
+            assert_eq!(offset_of(&runs, 1024, position), expected, "{position} of {runs:?}");
+        }
+    }
+}
