@@ -290,18 +290,11 @@ impl VmJcb {
                     }
                     Kind::Revoke => {
                         let revoke = Revoke::new(&format, &block);
-                        match revoke.records() {
-                            Ok(records) if revoke.checksum_ok() => self.partial.revokes.extend(records),
-                            _ => return accepted,
+                        if revoke.records().is_err() || !revoke.checksum_ok() {
+                            return accepted;
                         }
                         self.partial.position = format.next(position);
                         self.partial.blocks += 1;
-                        if self.partial.revokes.len() as u64
-                            > u64::from(self.shape.log_blocks) * u64::from(self.shape.block_bytes) / 4
-                        {
-                            self.partial = Partial::default();
-                            return accepted;
-                        }
                     }
                     Kind::Commit => {
                         if !self.is_complete(pages, &block) {
@@ -426,6 +419,8 @@ impl VmJcb {
         let first_position = self.cursor.position;
         let mut tags = Vec::new();
         let mut found: Vec<(u32, Tag)> = Vec::new();
+        // What it revokes counts after what it writes, wherever in it that is said.
+        let mut revoke_positions = Vec::new();
         let (mut block, mut data) =
             (vec![0; self.shape.block_bytes as usize], vec![0; self.shape.block_bytes as usize]);
         self.transactions.push_back(Transaction { sequence, first_position, owed: 0 });
@@ -437,6 +432,9 @@ impl VmJcb {
                 true
             };
             let Some((next, count)) = self.control_block(pages, position, &mut block, &mut see) else { break };
+            if jbd2::peek(&block).is_some_and(|header| header.kind == Kind::Revoke) {
+                revoke_positions.push(position);
+            }
             for (position, tag) in &found {
                 self.commit_tag(pages, sequence, (*position, tag), &mut data, &mut tags);
             }
@@ -449,15 +447,23 @@ impl VmJcb {
             self.distrust(format!("transaction {sequence} reads otherwise than when it was found complete"));
         }
         self.cursor = Tail { position: next, sequence: sequence.wrapping_add(1) };
-        for block in &partial.revokes {
-            if let Some(position) = self.newest(*block) {
-                self.drop_version(pages, position);
-                self.counters.released_revoked += 1;
+        let mut revokes = Vec::new();
+        for position in revoke_positions {
+            let is_read = self.read_held(pages, position, &mut block);
+            let Some(format) = self.format.filter(|_| is_read) else { continue };
+            // It had good records when it was found.
+            for block in Revoke::new(&format, &block).records().into_iter().flatten() {
+                if let Some(position) = self.newest(block) {
+                    self.drop_version(pages, position);
+                    self.counters.released_revoked += 1;
+                }
+                if self.tells_accepted {
+                    revokes.push(block);
+                }
             }
         }
         self.counters.transactions += 1;
         if self.tells_accepted {
-            let revokes = partial.revokes;
             self.accepted.push(Accepted { sequence, first_position, commit_position, tags, revokes });
         }
     }

@@ -82,13 +82,12 @@ pub(crate) struct Transaction {
     pub owed: u32,
 }
 
-/// A transaction whose commit block has not been seen, as far as it has been read. Its tags are not kept: a transaction may fill a
-/// quarter of the log, and its descriptors, which say them, are held ([`VmJcb::pending_tags`]).
-#[derive(Debug, Default)]
+/// A transaction whose commit block has not been seen, as far as it has been read. Its tags and what it revokes are not kept: a transaction
+/// may fill a quarter of the log, a hostile one all of it, and its control blocks, which say them, are held ([`VmJcb::pending_tags`]).
+#[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Partial {
     /// Next control block to look at; 0 means: start at the cursor.
     pub position: u32,
-    pub revokes: Vec<u64>,
     /// Log blocks from the cursor to `position`.
     pub blocks: u64,
 }

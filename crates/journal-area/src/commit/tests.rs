@@ -121,3 +121,45 @@ fn a_transaction_whose_descriptors_do_not_end_where_they_did_is_none() {
     assert_eq!(rig.hold(FIRST + 4, commit()), 0);
     rig.jcb.check().expect("the books are right");
 }
+
+/// What is revoked is in as many blocks as the log has room for, and counts all the same: after what the transaction itself writes.
+#[test]
+fn all_of_what_a_transaction_revokes_counts() {
+    let mut rig = Rig::new();
+    let (_, format) = Superblock::parse(&superblock().build()).expect("valid");
+    let mut builder = LogBuilder::new(format, FIRST, 1);
+    let mut commit = |rig: &mut Rig, blocks: std::ops::Range<u64>, revokes: Vec<u64>| {
+        let blocks = blocks.map(|block| (block, vec![7; BLOCK])).collect();
+        let transaction = jbd2::build::Transaction { blocks, revokes, seconds: 1 };
+        let mut writes = Vec::new();
+        builder.transaction(&transaction, &mut |position, block| {
+            writes.push(LogWrite { position, content: Content::Bytes(block.to_vec()) });
+        });
+        let revoke_blocks = writes.iter().filter(|write| {
+            matches!(&write.content, Content::Bytes(block) if jbd2::peek(block).is_some_and(|header| header.kind == Kind::Revoke))
+        });
+        let revoke_blocks = revoke_blocks.count();
+        rig.jcb.tells_accepted = true;
+        let outcome = rig.jcb.hold(&mut rig.pages, &writes);
+        assert_eq!(outcome.committed, 1);
+        rig.jcb.check().expect("the books are right");
+        (revoke_blocks, outcome.accepted[0].revokes.len())
+    };
+    assert_eq!(commit(&mut rig, 100..108, Vec::new()), (0, 0));
+    // Most of it again and again, as no kernel writes it; the two that are there are in the last block.
+    let mut revokes = vec![999; 8000];
+    revokes.extend([103, 200]);
+    let (blocks, told) = commit(&mut rig, 200..202, revokes);
+    assert!(blocks > 30, "{blocks} blocks of revokes");
+    assert_eq!(told, 8002);
+    assert_eq!(rig.jcb.counters.released_revoked, 2);
+    let newest = |block| rig.jcb.newest(block).is_some();
+    assert!(newest(102) && !newest(103) && !newest(200) && newest(201));
+}
+
+/// No budget counts it, and a guest can leave it uncommitted for as long as it likes.
+#[test]
+fn what_is_kept_of_a_transaction_before_it_is_committed_does_not_grow() {
+    fn owns_nothing<T: Copy>(_: T) {}
+    owns_nothing(crate::jcb::Partial::default());
+}
