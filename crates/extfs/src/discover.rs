@@ -1,11 +1,12 @@
 //! The ext file systems of a disk.
 
 use crate::inode::internal_journal;
-use crate::journal::Journal;
+use crate::journal::{Journal, PIECES_MAX};
 use crate::read::{ReadAt, Window};
 use crate::stacked::{Between, what_lies_between};
 use crate::superblock::{SUPERBLOCK_BYTES, SUPERBLOCK_OFFSET, Superblock, compat};
 use crate::table::partitions;
+use std::cell::Cell;
 use std::io;
 
 /// An ext2, ext3 or ext4 file system, or an external journal, on a disk.
@@ -26,6 +27,8 @@ pub struct FileSystem {
 /// Finds the ext file systems on a disk: the one that has all of it, or those in its partitions. A superblock that is left
 /// over in front of a valid partition table is not looked at.
 ///
+/// All the maps of a disk together cost as much as the largest one alone may: partitions can overlap, and each can show the same map.
+///
 /// # Errors
 /// When the disk cannot be read.
 pub fn discover<R: ReadAt>(disk: &R) -> io::Result<Vec<FileSystem>> {
@@ -33,11 +36,40 @@ pub fn discover<R: ReadAt>(disk: &R) -> io::Result<Vec<FileSystem>> {
     if partitions.is_empty() {
         return Ok(file_system(disk, None, 0, disk.size())?.into_iter().collect());
     }
+    let disk = Counted { disk, reads: Cell::new(0) };
     let mut found = Vec::new();
+    let mut pieces = 0;
     for partition in partitions {
-        found.extend(file_system(disk, Some(partition.number), partition.offset, partition.length)?);
+        let window = Window::new(&disk, partition.offset, partition.length);
+        let Some(superblock) = superblock(&window)? else { continue };
+        let journal = if pieces + disk.reads.get() < PIECES_MAX {
+            journal(&window, &superblock)?
+        } else {
+            let reason = format!("the journals before it on its disk are in more than {PIECES_MAX} pieces together");
+            Journal::NotUnderstood { reason, behind: None }
+        };
+        pieces += journal.pieces();
+        let (offset, length) = (partition.offset, partition.length);
+        found.push(FileSystem { partition: Some(partition.number), offset, length, superblock, journal });
     }
     Ok(found)
+}
+
+/// A disk, and how often it was read.
+struct Counted<'a, R> {
+    disk: &'a R,
+    reads: Cell<usize>,
+}
+
+impl<R: ReadAt> ReadAt for Counted<'_, R> {
+    fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
+        self.reads.set(self.reads.get() + 1);
+        self.disk.read_at(offset, buffer)
+    }
+
+    fn size(&self) -> u64 {
+        self.disk.size()
+    }
 }
 
 /// The ext file system in the `length` bytes of `disk` from `offset` on, if there is one.
@@ -51,14 +83,18 @@ pub fn file_system<R: ReadAt>(
     length: u64,
 ) -> io::Result<Option<FileSystem>> {
     let window = Window::new(disk, offset, length);
-    if length < SUPERBLOCK_OFFSET + SUPERBLOCK_BYTES as u64 {
+    let Some(superblock) = superblock(&window)? else { return Ok(None) };
+    let journal = journal(&window, &superblock)?;
+    Ok(Some(FileSystem { partition, offset, length, superblock, journal }))
+}
+
+fn superblock<R: ReadAt>(window: &R) -> io::Result<Option<Superblock>> {
+    if window.size() < SUPERBLOCK_OFFSET + SUPERBLOCK_BYTES as u64 {
         return Ok(None);
     }
     let mut raw = [0; SUPERBLOCK_BYTES];
     window.read_at(SUPERBLOCK_OFFSET, &mut raw)?;
-    let Ok(superblock) = Superblock::parse(&raw) else { return Ok(None) };
-    let journal = journal(&window, &superblock)?;
-    Ok(Some(FileSystem { partition, offset, length, superblock, journal }))
+    Ok(Superblock::parse(&raw).ok())
 }
 
 fn journal<R: ReadAt>(disk: &R, superblock: &Superblock) -> io::Result<Journal> {

@@ -11,6 +11,9 @@ const HEADER_BYTES: usize = 92;
 const ENTRIES_MAX: u32 = 4096;
 const ENTRY_BYTES_MAX: u32 = 4096;
 const ENTRY_BYTES: usize = 128;
+/// Linux looks at no more entries than it can number partitions (`DISK_MAX_PARTS`, less the disk itself): what lies behind is
+/// no partition to any guest of ours. That some of them overlap, as those of images that begin as a CD and as a disk do, is nothing to it.
+const ENTRIES_LOOKED_AT: usize = 255;
 
 pub(crate) fn partitions<R: ReadAt>(disk: &R) -> io::Result<Vec<Partition>> {
     for sector_bytes in [512, 4096] {
@@ -37,7 +40,7 @@ fn table<R: ReadAt>(disk: &R, header_sector: u64, sector_bytes: u64) -> io::Resu
         return Ok(None);
     }
     let mut found = Vec::new();
-    for (number, entry) in (1..).zip(entries.chunks_exact(table.entry_bytes as usize)) {
+    for (number, entry) in (1..).zip(entries.chunks_exact(table.entry_bytes as usize)).take(ENTRIES_LOOKED_AT) {
         let entry = &entry[..ENTRY_BYTES];
         if entry[..16] == [0; 16] {
             continue;

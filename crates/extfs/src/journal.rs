@@ -62,6 +62,18 @@ impl Journal {
         }
     }
 
+    /// Of how many runs and blocks of its own its map is, as far as it is known.
+    pub(crate) fn pieces(&self) -> usize {
+        match self {
+            Journal::Internal { extents, map_blocks, .. } => extents.len() + map_blocks.len(),
+            Journal::NotUnderstood { behind: Some(journal), .. } => journal.pieces(),
+            Journal::None
+            | Journal::External { .. }
+            | Journal::JournalDevice { .. }
+            | Journal::NotUnderstood { .. } => 0,
+        }
+    }
+
     /// Log block of the journal superblock.
     pub fn superblock_position(&self) -> u32 {
         match self {

@@ -355,3 +355,77 @@ fn a_disk_that_shows_what_lies_between_is_left_alone() {
     disk.put(disk.size - 4096 + 60, &0x8374_026bu32.to_be_bytes());
     assert!(matches!(journal(&disk), Journal::Internal { .. }), "the file system reaches over it");
 }
+
+/// A disk that counts how often it is read.
+struct Counting<'a>(&'a Sparse, std::cell::Cell<u64>);
+
+impl ReadAt for Counting<'_> {
+    fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
+        self.1.set(self.1.get() + 1);
+        self.0.read_at(offset, buffer)
+    }
+
+    fn size(&self) -> u64 {
+        self.0.size()
+    }
+}
+
+/// Partitions can overlap: each may be one and the same file system, whose journal's map has very many pieces.
+#[test]
+fn a_look_at_a_disk_costs_what_one_file_system_may() {
+    const NODES: u32 = 300;
+    const RUNS: u32 = 340 * NODES;
+    // Its runs lie apart from each other.
+    let fs_blocks = 2 * u64::from(RUNS) + 10_000;
+    let fs = {
+        let indices: Vec<Vec<u8>> = (0..NODES).map(|n| index(n * 340, 5000 + u64::from(n))).collect();
+        let mut fs = file_system(fs_blocks, RUNS, EXTENTS, &root(2, &[index(0, 4999)]));
+        fs.put(4999 * BLOCK, &node(1, &indices));
+        for n in 0..NODES {
+            let leaves: Vec<Vec<u8>> =
+                (0..340).map(|k| leaf(n * 340 + k, 8000 + 2 * u64::from(n * 340 + k), 1)).collect();
+            fs.put((5000 + u64::from(n)) * BLOCK, &node(0, &leaves));
+        }
+        fs
+    };
+    const START: u64 = 4096;
+    let mut disk = Sparse::new(START + fs_blocks + 100);
+    for (block, bytes) in fs.blocks {
+        disk.blocks.insert(START + block, bytes);
+    }
+    // As many entries as a table may have, all of them the same.
+    let first = START * BLOCK / 512;
+    let mut entries = vec![0; 4096 * 128];
+    for entry in entries.chunks_exact_mut(128) {
+        entry[0] = 1;
+        entry[32..40].copy_from_slice(&first.to_le_bytes());
+        entry[40..48].copy_from_slice(&(first + fs_blocks * BLOCK / 512 - 1).to_le_bytes());
+    }
+    disk.put(446 + 4, &[0xee]);
+    disk.put(446 + 8, &[1, 0, 0, 0, 0xff, 0xff, 0xff, 0xff]);
+    disk.put(510, &[0x55, 0xaa]);
+    let mut header = vec![0; 92];
+    header[..8].copy_from_slice(b"EFI PART");
+    header[8..16].copy_from_slice(&[0, 0, 1, 0, 92, 0, 0, 0]);
+    header[24..32].copy_from_slice(&1u64.to_le_bytes());
+    header[72..80].copy_from_slice(&8u64.to_le_bytes());
+    header[80..88].copy_from_slice(&[0, 16, 0, 0, 128, 0, 0, 0]);
+    header[88..92].copy_from_slice(&crc32(&entries).to_le_bytes());
+    let checksum = crc32(&header);
+    header[16..20].copy_from_slice(&checksum.to_le_bytes());
+    disk.put(512, &header);
+    for (number, bytes) in entries.chunks_exact(512).enumerate() {
+        disk.put((8 + number as u64) * 512, bytes);
+    }
+    let disk = Counting(&disk, std::cell::Cell::new(0));
+    let found = discover(&disk).expect("memory");
+    assert_eq!(found.len(), 255, "Linux looks at no more entries");
+    assert!(matches!(found[0].journal, Journal::Internal { .. }), "the first is served");
+    let pieces: usize = found.iter().map(|fs| fs.journal.extents(&fs.superblock).len()).sum();
+    assert!(pieces <= (1 << 20) + RUNS as usize, "{pieces} pieces");
+    assert!(disk.1.get() < 20 * 255 + 12 * u64::from(NODES), "{} reads", disk.1.get());
+    match &found[254].journal {
+        Journal::NotUnderstood { reason, .. } => assert!(reason.contains("pieces together"), "{reason}"),
+        other => panic!("{other:?}"),
+    }
+}

@@ -19,7 +19,7 @@ use crate::table::{Doubt, Opening, Table, Tail};
 use crate::tail::SuperblockEffect;
 use crate::taking::Taking;
 use guest_memory::{CopyOnWrite, HostFile, MemorySlice, PageId, VmMemory};
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -101,7 +101,11 @@ pub type Waker = Box<dyn Fn() + Send + Sync>;
 #[derive(Debug)]
 struct Inner {
     pages: Pages,
-    logs: Vec<Option<(VmJcb, Files)>>,
+    /// Those that are there, by their numbers. A number is not used again, since whoever names a log that was forgotten must not find another;
+    /// and a guest can have as many forgotten as it likes, which take nothing and are not walked over.
+    logs: BTreeMap<usize, (VmJcb, Files)>,
+    /// The next one's number.
+    next_log: usize,
     /// Retained pages somebody wants to write to, and there was no memory to copy them to.
     starved: Vec<PageId>,
     /// The VM's own bound.
@@ -164,34 +168,38 @@ impl Inner {
     /// A log. Nothing once it was forgotten: a guest can replace a file system while others of its requests are being
     /// routed to the log or have not ended.
     fn log(&mut self, id: LogId) -> Option<(&mut Pages, &mut VmJcb)> {
-        let (jcb, _) = self.logs.get_mut(id.0)?.as_mut().filter(|(_, files)| !files.is_leaving)?;
+        let (jcb, _) = self.logs.get_mut(&id.0).filter(|(_, files)| !files.is_leaving)?;
         Some((&mut self.pages, jcb))
     }
 
     /// The same, but also one that is only there for its home writes in flight.
     fn log_in_flight(&mut self, id: LogId) -> Option<(&mut Pages, &mut VmJcb)> {
-        let (jcb, _) = self.logs.get_mut(id.0)?.as_mut()?;
+        let (jcb, _) = self.logs.get_mut(&id.0)?;
         Some((&mut self.pages, jcb))
+    }
+
+    fn add(&mut self, jcb: VmJcb, files: Files) -> LogId {
+        let id = LogId(self.next_log);
+        self.next_log += 1;
+        self.logs.insert(id.0, (jcb, files));
+        id
     }
 
     /// Lets go of a forgotten log whose last home write has ended.
     fn drop_if_left(&mut self, id: LogId) {
-        let entry = self.logs.get_mut(id.0);
-        if let Some(entry) = entry
-            && entry.as_ref().is_some_and(|(jcb, files)| files.is_leaving && jcb.in_flight.is_empty())
-        {
-            *entry = None;
+        if self.logs.get(&id.0).is_some_and(|(jcb, files)| files.is_leaving && jcb.in_flight.is_empty()) {
+            self.logs.remove(&id.0);
         }
     }
 
     fn logs(&mut self) -> impl Iterator<Item = &mut VmJcb> {
-        self.logs.iter_mut().flatten().map(|(jcb, _)| jcb)
+        self.logs.values_mut().map(|(jcb, _)| jcb)
     }
 
     fn copy_out(&mut self, page: PageId) -> bool {
-        let owner = self.logs.iter().enumerate().find_map(|(index, entry)| {
-            let position = entry.as_ref()?.0.position_of_page(page)?;
-            Some((LogId(index), position))
+        let owner = self.logs.iter().find_map(|(number, (jcb, _))| {
+            let position = jcb.position_of_page(page)?;
+            Some((LogId(*number), position))
         });
         match owner {
             Some((id, position)) => {
@@ -245,7 +253,8 @@ impl JournalArea {
     pub fn new(memory: &Arc<VmMemory>, budget_bytes: u64) -> Arc<Self> {
         let inner = Inner {
             pages: Pages::new(Arc::clone(memory)),
-            logs: Vec::new(),
+            logs: BTreeMap::new(),
+            next_log: 0,
             starved: Vec::new(),
             budget_bytes,
             reserved_bytes: 0,
@@ -302,8 +311,7 @@ impl JournalArea {
         let table = Table::create(&files.table, shape.block_bytes, shape.log_blocks)?;
         let pool = Pool::create(&files.pool, shape.block_bytes, shape.log_blocks)?;
         let mut inner = self.lock();
-        inner.logs.push(Some((VmJcb::new(shape, holding, own_blocks, table, pool), files)));
-        Ok(LogId(inner.logs.len() - 1))
+        Ok(inner.add(VmJcb::new(shape, holding, own_blocks, table, pool), files))
     }
 
     /// The same of a log whose files an earlier process left in `directory`: goes on with it as it is. The guest's memory has to be
@@ -330,8 +338,7 @@ impl JournalArea {
         let found = ((table, files.table.as_path()), (pool, files.pool.as_path()));
         let jcb = VmJcb::rebuild(&mut inner.pages, shape, holding, own_blocks, found.0, found.1)?;
         self.look_for_contradiction(&jcb);
-        inner.logs.push(Some((jcb, files)));
-        Ok(LogId(inner.logs.len() - 1))
+        Ok(inner.add(jcb, files))
     }
 
     /// What the table of a log that was adopted says of it.
@@ -399,7 +406,7 @@ impl JournalArea {
     pub fn forget_log(&self, id: LogId) {
         let mut inner = self.lock();
         let Inner { pages, logs, .. } = &mut *inner;
-        let Some((jcb, files)) = logs.get_mut(id.0).and_then(Option::as_mut) else { return };
+        let Some((jcb, files)) = logs.get_mut(&id.0) else { return };
         jcb.close_books(pages);
         files.is_leaving = true;
         for path in [&files.table, &files.pool] {
@@ -891,11 +898,9 @@ impl JournalArea {
         let mut inner = self.lock();
         inner.feed_starved();
         if let Some(page) = inner.starved.first().copied() {
-            let owner = inner.logs.iter().position(|entry| {
-                entry.as_ref().is_some_and(|(jcb, files)| !files.is_leaving && jcb.position_of_page(page).is_some())
-            });
-            if let Some(owner) = owner {
-                return Some((LogId(owner), Pressure::Pages));
+            let is_owner = |(jcb, files): &(VmJcb, Files)| !files.is_leaving && jcb.position_of_page(page).is_some();
+            if let Some((owner, _)) = inner.logs.iter().find(|(_, log)| is_owner(log)) {
+                return Some((LogId(*owner), Pressure::Pages));
             }
         }
         if !inner.is_over() {
@@ -904,12 +909,11 @@ impl JournalArea {
         let largest = inner
             .logs
             .iter()
-            .enumerate()
-            .filter_map(|(index, entry)| {
-                let (jcb, _) = entry.as_ref().filter(|(_, files)| !files.is_leaving)?;
+            .filter(|(_, (_, files))| !files.is_leaving)
+            .filter_map(|(number, (jcb, _))| {
                 // Only its guest can do anything about the others.
                 let can_write = !jcb.is_torn && jcb.contradiction.is_none() && !jcb.table.is_materialise();
-                can_write.then_some((jcb.pool.used_bytes(), index))
+                can_write.then_some((jcb.pool.used_bytes(), *number))
             })
             .max()?;
         (largest.0 > 0).then_some((LogId(largest.1), Pressure::Copies))
@@ -1097,12 +1101,18 @@ impl JournalArea {
     /// The name that a log's files have, without the ending.
     pub fn name_of(&self, id: LogId) -> String {
         let inner = self.lock();
-        inner.logs.get(id.0).and_then(Option::as_ref).map(|(_, files)| files.name.clone()).unwrap_or_default()
+        inner.logs.get(&id.0).map(|(_, files)| files.name.clone()).unwrap_or_default()
     }
 
     /// The counters of a log.
     pub fn counters(&self, id: LogId) -> Counters {
         self.lock().log(id).map(|(_, jcb)| jcb.counters_now()).unwrap_or_default()
+    }
+
+    /// How many logs there are, with those that only wait for their last home writes to end: each is walked over for what the area does as a
+    /// whole.
+    pub fn log_count(&self) -> usize {
+        self.lock().logs.len()
     }
 
     /// Checks the invariants of every log; what is wrong, as a sentence. Costs time.

@@ -25,6 +25,9 @@ pub enum Content {
     Page(MemorySlice),
     /// Bytes gathered from smaller pieces of guest memory.
     Bytes(Vec<u8>),
+    /// What a guest writes to while it is read: each time something else, and the last one from then on.
+    #[cfg(test)]
+    Changing(std::sync::Mutex<std::collections::VecDeque<Vec<u8>>>),
 }
 
 impl Content {
@@ -32,7 +35,23 @@ impl Content {
         match self {
             Content::Page(slice) => slice.copy_out(offset, buffer),
             Content::Bytes(bytes) => buffer.copy_from_slice(&bytes[offset..offset + buffer.len()]),
+            #[cfg(test)]
+            Content::Changing(contents) => {
+                let mut contents = contents.lock().expect("no panic under this lock");
+                buffer.copy_from_slice(&contents[0][offset..offset + buffer.len()]);
+                if contents.len() > 1 {
+                    contents.pop_front();
+                }
+            }
         }
+    }
+
+    /// Whether it is a control block's, at this moment. A guest can write to its pages until they are protected or copied: what was read
+    /// before says nothing of what is kept.
+    fn is_control(&self) -> bool {
+        let mut head = [0; jbd2::HEADER_BYTES];
+        self.copy_out(0, &mut head);
+        jbd2::peek(&head).is_some()
     }
 }
 
@@ -91,9 +110,7 @@ impl VmJcb {
                 }
                 wordless.insert(index);
             }
-            let mut head = [0; jbd2::HEADER_BYTES];
-            write.content.copy_out(0, &mut head);
-            if jbd2::peek(&head).is_some() {
+            if write.content.is_control() {
                 control.push(index);
                 continue;
             }
@@ -117,6 +134,10 @@ impl VmJcb {
         if list.is_empty() || pages.retain(&list) {
             for (index, page) in retained {
                 self.set_location(pages, writes[index].position, Location::Guest(page));
+                // It has become one before it was protected.
+                if writes[index].content.is_control() {
+                    self.rewind_if_read(writes[index].position);
+                }
             }
         } else {
             copied.extend(retained.iter().map(|(index, _)| *index));
@@ -125,6 +146,11 @@ impl VmJcb {
         self.counters.protect_calls += pages.protect_calls - before.1;
         for index in copied {
             writes[index].content.copy_out(0, &mut block);
+            // It has become one since.
+            if jbd2::peek(&block).is_some() {
+                control.push(index);
+                continue;
+            }
             let slot = if wordless.contains(&index) { None } else { self.pool.insert_block(&block) };
             match slot {
                 Some(slot) => {
@@ -264,18 +290,11 @@ impl VmJcb {
                     }
                     Kind::Revoke => {
                         let revoke = Revoke::new(&format, &block);
-                        match revoke.records() {
-                            Ok(records) if revoke.checksum_ok() => self.partial.revokes.extend(records),
-                            _ => return accepted,
+                        if revoke.records().is_err() || !revoke.checksum_ok() {
+                            return accepted;
                         }
                         self.partial.position = format.next(position);
                         self.partial.blocks += 1;
-                        if self.partial.revokes.len() as u64
-                            > u64::from(self.shape.log_blocks) * u64::from(self.shape.block_bytes) / 4
-                        {
-                            self.partial = Partial::default();
-                            return accepted;
-                        }
                     }
                     Kind::Commit => {
                         if !self.is_complete(pages, &block) {
@@ -308,7 +327,7 @@ impl VmJcb {
     }
 
     /// Reads the tags of the transaction that is being read, as far as it was, out of its descriptors, in their order: log block and tag.
-    /// Stops where `see` says so. False then, and where the log does not read any more as it did.
+    /// Stops where `see` says so. False then, and where the log does not read any more as it did: its control blocks end where they did, too.
     pub(crate) fn pending_tags(&self, pages: &Pages, see: &mut dyn FnMut(u32, &Tag) -> bool) -> bool {
         let mut block = vec![0; self.shape.block_bytes as usize];
         let (mut position, mut blocks) = (self.cursor.position, 0);
@@ -317,7 +336,7 @@ impl VmJcb {
             position = next;
             blocks += count;
         }
-        true
+        blocks == self.partial.blocks
     }
 
     /// One step of this: the control block at a position. Gives the next one's, and how many log blocks that is further.
@@ -400,6 +419,8 @@ impl VmJcb {
         let first_position = self.cursor.position;
         let mut tags = Vec::new();
         let mut found: Vec<(u32, Tag)> = Vec::new();
+        // What it revokes counts after what it writes, wherever in it that is said.
+        let mut revoke_positions = Vec::new();
         let (mut block, mut data) =
             (vec![0; self.shape.block_bytes as usize], vec![0; self.shape.block_bytes as usize]);
         self.transactions.push_back(Transaction { sequence, first_position, owed: 0 });
@@ -411,24 +432,38 @@ impl VmJcb {
                 true
             };
             let Some((next, count)) = self.control_block(pages, position, &mut block, &mut see) else { break };
+            if jbd2::peek(&block).is_some_and(|header| header.kind == Kind::Revoke) {
+                revoke_positions.push(position);
+            }
             for (position, tag) in &found {
                 self.commit_tag(pages, sequence, (*position, tag), &mut data, &mut tags);
             }
             position = next;
             blocks += count;
         }
-        // It was complete a moment ago, and nothing was written since.
-        assert_eq!(blocks, partial.blocks, "transaction {sequence} reads as it did when it was found complete");
+        // It was complete a moment ago, and nothing was written since: if a guest can change what is kept all the same, it is its own
+        // journal that nobody here replays, and no reason to end everybody's worker.
+        if blocks != partial.blocks {
+            self.distrust(format!("transaction {sequence} reads otherwise than when it was found complete"));
+        }
         self.cursor = Tail { position: next, sequence: sequence.wrapping_add(1) };
-        for block in &partial.revokes {
-            if let Some(position) = self.newest(*block) {
-                self.drop_version(pages, position);
-                self.counters.released_revoked += 1;
+        let mut revokes = Vec::new();
+        for position in revoke_positions {
+            let is_read = self.read_held(pages, position, &mut block);
+            let Some(format) = self.format.filter(|_| is_read) else { continue };
+            // It had good records when it was found.
+            for block in Revoke::new(&format, &block).records().into_iter().flatten() {
+                if let Some(position) = self.newest(block) {
+                    self.drop_version(pages, position);
+                    self.counters.released_revoked += 1;
+                }
+                if self.tells_accepted {
+                    revokes.push(block);
+                }
             }
         }
         self.counters.transactions += 1;
         if self.tells_accepted {
-            let revokes = partial.revokes;
             self.accepted.push(Accepted { sequence, first_position, commit_position, tags, revokes });
         }
     }
@@ -470,3 +505,6 @@ impl VmJcb {
         jbd2::data_checksum_ok(format, sequence, tag.checksum, block)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -82,15 +82,27 @@ pub(crate) struct Transaction {
     pub owed: u32,
 }
 
-/// A transaction whose commit block has not been seen, as far as it has been read. Its tags are not kept: a transaction may fill a
-/// quarter of the log, and its descriptors, which say them, are held ([`VmJcb::pending_tags`]).
-#[derive(Debug, Default)]
+/// A transaction whose commit block has not been seen, as far as it has been read. Its tags and what it revokes are not kept: a transaction
+/// may fill a quarter of the log, a hostile one all of it, and its control blocks, which say them, are held ([`VmJcb::pending_tags`]).
+#[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Partial {
     /// Next control block to look at; 0 means: start at the cursor.
     pub position: u32,
-    pub revokes: Vec<u64>,
     /// Log blocks from the cursor to `position`.
     pub blocks: u64,
+}
+
+/// Ranges in their order, those that overlap or touch as one.
+fn ascending_and_apart(mut ranges: Vec<std::ops::Range<u64>>) -> Vec<std::ops::Range<u64>> {
+    ranges.sort_unstable_by_key(|range| range.start);
+    ranges.dedup_by(|next, before| {
+        let is_one = next.start <= before.end;
+        if is_one {
+            before.end = before.end.max(next.end);
+        }
+        is_one
+    });
+    ranges
 }
 
 /// The control block of one log.
@@ -98,7 +110,7 @@ pub(crate) struct Partial {
 pub struct VmJcb {
     pub(crate) shape: LogShape,
     pub(crate) holding: Holding,
-    /// Home blocks that the log itself takes.
+    /// Home blocks that the log itself takes: ascending, apart. A guest decides in how many pieces they are, and every tag is looked for.
     own_blocks: Vec<std::ops::Range<u64>>,
     pub(crate) table: Table,
     pub(crate) pool: Pool,
@@ -159,7 +171,7 @@ impl VmJcb {
         VmJcb {
             shape,
             holding,
-            own_blocks,
+            own_blocks: ascending_and_apart(own_blocks),
             table,
             pool,
             format: None,
@@ -193,7 +205,9 @@ impl VmJcb {
 
     /// Whether replay would write a copy of `block`.
     pub(crate) fn is_home(&self, block: u64) -> bool {
-        block < self.shape.home_blocks && !self.own_blocks.iter().any(|range| range.contains(&block))
+        let behind = self.own_blocks.partition_point(|range| range.start <= block);
+        let is_own = behind > 0 && block < self.own_blocks[behind - 1].end;
+        block < self.shape.home_blocks && !is_own
     }
 
     /// Whether the log is open: a guest has it mounted, or left it so.
@@ -728,4 +742,30 @@ impl VmJcb {
 /// Bytes of memory that a set takes: a number and a byte in each of its places, of which an eighth stays free.
 fn set_bytes(set: &HashSet<u32>) -> u64 {
     (set.capacity() * 8 / 7 * (size_of::<u32>() + 1)) as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_are_put_in_order_and_together() {
+        let together = ascending_and_apart(vec![40..50, 7..8, 20..30, 8..9, 22..25, 29..35, 60..61]);
+        assert_eq!(together, [7..9, 20..35, 40..50, 60..61]);
+        assert_eq!(ascending_and_apart(Vec::new()), []);
+    }
+
+    #[test]
+    fn blocks_of_the_log_are_not_home_in_whichever_order_they_are_told() {
+        let directory = tempfile::tempdir_in("/dev/shm").expect("tmpfs");
+        let shape = LogShape { block_bytes: 1024, log_blocks: 64, home_blocks: 300 };
+        let own = [200..210, 30..31, 100..150, 32..40, 31..32, 299..305, 0..1];
+        let table = Table::create(&directory.path().join("table"), shape.block_bytes, shape.log_blocks).expect("made");
+        let pool = Pool::create(&directory.path().join("pool"), shape.block_bytes, shape.log_blocks).expect("made");
+        let jcb = VmJcb::new(shape, Holding::Copy, own.to_vec(), table, pool);
+        for block in (0..400).chain([u64::MAX]) {
+            let is_own = own.iter().any(|range| range.contains(&block));
+            assert_eq!(jcb.is_home(block), block < shape.home_blocks && !is_own, "{block}");
+        }
+    }
 }

@@ -115,7 +115,7 @@ impl Journals {
                 ..(**log).clone()
             };
             on_storage.set_open();
-            self.logs.write().expect("no panic under this lock")[log.index.0] = Some(Arc::new(on_storage));
+            self.replace_log(Arc::new(on_storage));
         }
         self.describe()?;
         for disk in self.disks() {

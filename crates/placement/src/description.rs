@@ -31,6 +31,9 @@ pub const MEMORY: &str = "ram";
 /// See [`MEMORY`].
 pub const MEMORY_TAKEN: &str = "ram-taken";
 const DESCRIPTION_BYTES_MAX: u64 = 64 << 20;
+/// All logs of a VM that are described are in at most so many runs and ranges: each is written down twice, in some 300 bytes, and
+/// what is written takes memory of the host that no budget counts. A journal that a kernel or mke2fs has laid out is in a few dozen.
+pub(crate) const PIECES_DESCRIBED_MAX: usize = 1 << 15;
 /// Room that is put by for the next description: those of a few disks are shorter.
 const RESERVE_BYTES_MIN: u64 = 16 << 10;
 /// How long a worker may live after its supervisor.
@@ -514,6 +517,16 @@ impl AreaDirectory {
         let disks = Some(self.disks.lock().expect("no panic under this lock").clone());
         let description = Description { schema: 1, ram, images, logs, wishes, disks };
         let text = serde_json::to_vec_pretty(&description).map_err(io::Error::other)?;
+        if text.len() as u64 > DESCRIPTION_BYTES_MAX {
+            // Nobody would read it, nor what the one before says then. What is found later is bounded before it is held.
+            let path = self.path().join(DESCRIPTION);
+            return Err(io::Error::other(format!(
+                "{} would have {} bytes, and more than {DESCRIPTION_BYTES_MAX} are not read again: what the journals of the VM are is \
+                 not written down; give it fewer disks",
+                path.display(),
+                text.len()
+            )));
+        }
         let said = self.directory.read(DESCRIPTION, DESCRIPTION_BYTES_MAX).ok().flatten();
         if said.is_some_and(|said| said == text) {
             return Ok(());
@@ -711,6 +724,7 @@ fn describes(directory: &OwnDirectory, key: &str) -> Result<bool, DirectoryError
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::layout::LogRun;
 
     #[test]
     fn whether_a_process_lives_is_not_told_by_its_number_alone() {
@@ -795,6 +809,56 @@ mod tests {
         describe(0).expect("it is described");
         assert_eq!(inode(), first);
         describe(1).expect_err("something else has to be written");
+    }
+
+    /// Whatever is written down is read again, also where its logs are in as many pieces as they may be.
+    #[test]
+    fn what_is_described_is_read_again() {
+        let base = tempfile::tempdir().expect("a temporary directory");
+        let directory = AreaDirectory::create(&base.path().join("vms"), &base.path().join("registry")).expect("made");
+        let place = |pieces: usize| FoundLogPlace {
+            home_disk: 7,
+            journal_disk: 7,
+            home_start: 1 << 60,
+            block_bytes: 65536,
+            log_blocks: u32::MAX,
+            home_blocks: u64::MAX,
+            runs: vec![LogRun { offset: u64::MAX, first_position: u32::MAX, count: u32::MAX }; pieces / 2],
+            own_blocks: vec![u64::MAX - 1..u64::MAX; pieces / 2],
+            is_external: false,
+            file_system_uuid: [0xff; 16],
+        };
+        let describe = |places: Vec<FoundLogPlace>| {
+            let image = PathBuf::from(format!("/{}", "x".repeat(250)));
+            let log = |place: &FoundLogPlace| LogDescription {
+                name: "log-12345".to_owned(),
+                home_image: image.clone(),
+                journal_image: image.clone(),
+                home_key: Some("file-ffffffffffffffff-ffffffffffffffff".to_owned()),
+                journal_key: Some("file-ffffffffffffffff-ffffffffffffffff".to_owned()),
+                place: place.clone(),
+            };
+            let wish = |place: &FoundLogPlace| WishDescription {
+                place: place.clone(),
+                placement: "retain".to_owned(),
+                is_distrusted: true,
+                storage_from: Some(u32::MAX),
+                copy: Some("log-12345.copy".to_owned()),
+                may_go_on_unannounced: true,
+            };
+            directory.describe(&[], places.iter().map(log).collect(), places.iter().map(wish).collect())
+        };
+        let each = place(0).pieces_described();
+        for logs in [1, 300, PIECES_DESCRIBED_MAX / each] {
+            let pieces = PIECES_DESCRIBED_MAX / logs - each;
+            describe(vec![place(pieces); logs]).unwrap_or_else(|error| panic!("{logs} logs: {error}"));
+            let read = directory.description().expect("it is read").expect("it is there");
+            assert!(read.logs.len() == logs && read.logs[logs - 1].place == place(pieces));
+        }
+        // More of them, which an earlier worker may have left: what was written down stays.
+        let error = describe(vec![place(16 * PIECES_DESCRIBED_MAX)]).expect_err("nobody could read it");
+        assert!(error.to_string().contains("are not read again"), "{error}");
+        assert!(directory.description().expect("it is read").is_some());
     }
 
     #[test]

@@ -175,7 +175,7 @@ impl Journals {
             log.set_past_hand_over(false);
         }
         let moved = Arc::new(Log { placement, storage_from, keeper, ..log.clone() });
-        self.logs.write().expect("no panic under this lock")[log.index.0] = Some(moved);
+        self.replace_log(moved);
     }
 
     pub(crate) fn describe_or_complain(&self) {

@@ -6,7 +6,7 @@
 //! take the mark away, after everything that it stood for is on storage.
 
 use crate::aged;
-use crate::description::{AreaDirectory, LogDescription, WishDescription};
+use crate::description::{AreaDirectory, LogDescription, PIECES_DESCRIBED_MAX, WishDescription};
 use crate::disk::{Disk, DiskCounters, DiskOptions, PlacementKind};
 use crate::distrust;
 use crate::keeper::{Finished, Keeper, Side, Steps, SuperblockBlock, SuperblockWritten};
@@ -25,6 +25,7 @@ use jbd2::Superblock;
 use journal_area::{Doubt, Holding, JournalArea, LogShape};
 use recovery::{Report, Status};
 use remote_journal::message::NAME_BYTES_MAX;
+use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -68,6 +69,14 @@ fn what_was_done(start: u64, report: &Report) -> String {
     }
 }
 
+/// The logs that are there, by their indices. An index is not used again, since a request can be under way that names a log which was
+/// forgotten; and a guest can have as many forgotten as it likes.
+#[derive(Debug, Default)]
+struct Logs {
+    there: BTreeMap<usize, Arc<Log>>,
+    next: usize,
+}
+
 /// The journals of one VM.
 pub struct Journals {
     /// The area that holds them.
@@ -75,7 +84,7 @@ pub struct Journals {
     pub(crate) memory: Arc<VmMemory>,
     directory: AreaDirectory,
     disks: Vec<Arc<Disk>>,
-    pub(crate) logs: RwLock<Vec<Option<Arc<Log>>>>,
+    logs: RwLock<Logs>,
     /// One scan at a time: a scan looks at all disks. Whoever puts a log in the place of another holds it, too.
     pub(crate) scanning: Mutex<u64>,
     scan_soon: Vec<AtomicBool>,
@@ -266,12 +275,22 @@ impl Journals {
 
     /// The log with this index, if it still is one.
     pub fn log(&self, index: LogIndex) -> Option<Arc<Log>> {
-        self.logs.read().expect("no panic under this lock").get(index.0).cloned().flatten()
+        self.logs.read().expect("no panic under this lock").there.get(&index.0).cloned()
     }
 
     /// All logs there are.
     pub fn logs(&self) -> Vec<Arc<Log>> {
-        self.logs.read().expect("no panic under this lock").iter().flatten().cloned().collect()
+        self.logs.read().expect("no panic under this lock").there.values().cloned().collect()
+    }
+
+    /// From now on this is the log with its index.
+    pub(crate) fn replace_log(&self, log: Arc<Log>) {
+        self.logs.write().expect("no panic under this lock").there.insert(log.index.0, log);
+    }
+
+    /// From now on there is none with this index.
+    pub(crate) fn remove_log(&self, index: LogIndex) {
+        self.logs.write().expect("no panic under this lock").there.remove(&index.0);
     }
 
     pub(crate) fn logs_at_home(&self, disk: usize) -> Vec<Arc<Log>> {
@@ -404,6 +423,7 @@ impl Journals {
                 self.refuse_marked(&left.place)?;
             }
         }
+        let mut not_understood = found.not_understood;
         let mut kept = Vec::new();
         for place in logs.into_iter().chain(go_on.iter().cloned()) {
             if self.disks[place.home_disk].options.read_only {
@@ -418,6 +438,10 @@ impl Journals {
                 Some(log) if log.place == place => Arc::clone(log),
                 Some(log) => self.move_log(log, place),
                 None => {
+                    if let Some(reason) = self.why_not_described(&place)? {
+                        not_understood.push((place.home_disk, reason));
+                        continue;
+                    }
                     let Some(log) = self.new_log(place, *count)? else { continue };
                     *count += 1;
                     log
@@ -458,7 +482,7 @@ impl Journals {
                 }
             }
         }
-        self.note_unheld(&found.not_understood);
+        self.note_unheld(&not_understood);
         self.describe()?;
         let forgotten = std::mem::take(&mut *self.forgotten.lock().expect("no panic under this lock"));
         forgotten.into_iter().for_each(|id| self.area.forget_log(id));
@@ -468,6 +492,37 @@ impl Journals {
             }
         }
         Ok(())
+    }
+
+    /// Why a log that was found is left alone, though it is understood; nothing where it is not. Where its pieces are is written down with
+    /// those of all the others, in a description that whoever comes next has to be able to read. What an earlier worker has left is
+    /// described already.
+    fn why_not_described(&self, place: &FoundLogPlace) -> io::Result<Option<String>> {
+        let pieces: usize = self.logs().iter().map(|log| log.place.pieces_described()).sum();
+        if pieces + place.pieces_described() <= PIECES_DESCRIBED_MAX
+            || self.was_left(place)
+            || self.was_left_in_region(place)?
+        {
+            return Ok(None);
+        }
+        let disk = &self.disks[place.home_disk];
+        if !disk.is_in_use() {
+            // One that is marked is somewhere else.
+            self.refuse_marked(place)?;
+        }
+        let reason = format!(
+            "it and the other journals of its VM are in more than {PIECES_DESCRIBED_MAX} pieces together, so that where they are cannot be \
+             written down"
+        );
+        // A guest can change its disk as often as it likes.
+        let level = if disk.was_started() { log::Level::Debug } else { log::Level::Warn };
+        log::log!(
+            level,
+            "disk {}: the journal of the file system at byte {} is left alone: {reason}",
+            disk.options.name,
+            place.home_start
+        );
+        Ok(Some(reason))
     }
 
     /// Those of the logs found that no open log lies over. One that is open, and was not found, and is where it was, may be one whose kernel
@@ -543,7 +598,7 @@ impl Journals {
         }
         log.take_mark();
         log.set_closed();
-        self.logs.write().expect("no panic under this lock")[log.index.0] = None;
+        self.remove_log(log.index);
         // Its files stay as long as anything says that they are there.
         self.forgotten.lock().expect("no panic under this lock").push(log.id);
         // Flushes were not passed on while it was open; from now on somebody may depend on them.
@@ -620,7 +675,7 @@ impl Journals {
         );
         self.area.resize_home(log.id, place.home_blocks);
         let moved = Arc::new(Log { place, ..log.clone() });
-        self.logs.write().expect("no panic under this lock")[log.index.0] = Some(Arc::clone(&moved));
+        self.replace_log(Arc::clone(&moved));
         moved
     }
 
@@ -690,7 +745,7 @@ impl Journals {
         let log = Arc::new(Log {
             id,
             placement,
-            index: LogIndex(logs.len()),
+            index: LogIndex(logs.next),
             home_disk: place.home_disk,
             journal_disk: place.journal_disk,
             home,
@@ -709,7 +764,8 @@ impl Journals {
         if is_distrusted || wish.is_some_and(|wish| wish.is_distrusted) {
             log.distrust();
         }
-        logs.push(Some(Arc::clone(&log)));
+        logs.next += 1;
+        logs.there.insert(log.index.0, Arc::clone(&log));
         log::info!(
             "disk {}: found the {} journal of the file system at byte {} ({} blocks of {} bytes), placement {}",
             self.disks[log.home_disk].options.name,

@@ -7,7 +7,9 @@ use crate::layout::{
 use block_route::LogIndex;
 use extfs::{FileSystem, Journal, ReadAt, SUPERBLOCK_BYTES, SUPERBLOCK_OFFSET};
 use journal_area::LOG_BLOCKS_MAX;
+use recovery::HomeBounds;
 use serde::{Deserialize, Serialize};
+use std::collections::HashMap;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
@@ -42,9 +44,10 @@ pub struct FoundLogPlace {
     pub file_system_uuid: [u8; 16],
 }
 
-/// Where log block `position` is, in bytes, given the runs of its log.
+/// Where log block `position` is, in bytes, given the runs of its log, in their order: a guest decides how many these are.
 pub(crate) fn offset_of(runs: &[LogRun], block_bytes: u32, position: u32) -> Option<u64> {
-    let run = runs.iter().find(|run| position >= run.first_position && position - run.first_position < run.count)?;
+    let behind = runs.partition_point(|run| run.first_position <= position);
+    let run = runs[..behind].last().filter(|run| position - run.first_position < run.count)?;
     Some(run.offset + u64::from(position - run.first_position) * u64::from(block_bytes))
 }
 
@@ -60,6 +63,17 @@ impl FoundLogPlace {
     /// Where log block `position` is on its disk, in bytes.
     pub(crate) fn offset_of(&self, position: u32) -> Option<u64> {
         offset_of(&self.runs, self.block_bytes, position)
+    }
+
+    /// Which blocks are not the log's own, for who asks for many of them.
+    pub(crate) fn all_but_own(&self) -> HomeBounds {
+        let own = self.own_blocks.iter().map(|range| (range.start, range.end)).collect();
+        HomeBounds::from_parts(u64::MAX, self.block_bytes, own)
+    }
+
+    /// How much there is to be written down of where it is: runs and ranges, and for the rest as much as some of these take.
+    pub(crate) fn pieces_described(&self) -> usize {
+        16 + self.runs.len() + self.own_blocks.len()
     }
 
     /// Bytes of the whole log.
@@ -121,9 +135,12 @@ impl FoundLogPlace {
 
     /// Whether both are the same log in the same place. A file system that is mounted can grow, and be given another UUID.
     pub fn is_same_log(&self, other: &FoundLogPlace) -> bool {
-        let sizeless =
-            |place: &FoundLogPlace| FoundLogPlace { home_blocks: 0, file_system_uuid: [0; 16], ..place.clone() };
-        sizeless(self) == sizeless(other)
+        let where_it_is = |place: &FoundLogPlace| {
+            let FoundLogPlace { home_disk, journal_disk, home_start, block_bytes, log_blocks, is_external, .. } =
+                *place;
+            (home_disk, journal_disk, home_start, block_bytes, log_blocks, is_external)
+        };
+        where_it_is(self) == where_it_is(other) && self.runs == other.runs && self.own_blocks == other.own_blocks
     }
 }
 
@@ -177,6 +194,9 @@ impl ReadAt for DiskReader<'_> {
     }
 }
 
+/// Of what is said of one file system each, so much is said at each look: a guest's table can have many.
+const SAID_MAX: usize = 8;
+
 /// Looks at every disk.
 pub(crate) fn scan(disks: &[Arc<Disk>]) -> io::Result<Found> {
     let mut layouts = Vec::new();
@@ -186,42 +206,51 @@ pub(crate) fn scan(disks: &[Arc<Disk>]) -> io::Result<Found> {
     for (index, disk) in disks.iter().enumerate() {
         let reader = DiskReader::new(disk.file.for_reading())?;
         layouts.push(DiskLayout { watches: watches(&reader)?, ..DiskLayout::default() });
+        let first = not_understood.len();
         for file_system in extfs::discover(&reader)? {
             if let Journal::NotUnderstood { reason, .. } = &file_system.journal {
                 not_understood.push((index, reason.clone()));
-                log::warn!(
-                    "disk {}: the journal of the file system at byte {} is left alone: {reason}",
-                    disk.options.name,
-                    file_system.offset
-                );
+                if not_understood.len() - first <= SAID_MAX {
+                    log::warn!(
+                        "disk {}: the journal of the file system at byte {} is left alone: {reason}",
+                        disk.options.name,
+                        file_system.offset
+                    );
+                }
             }
             file_systems.push((index, file_system));
         }
+        let more = (not_understood.len() - first).saturating_sub(SAID_MAX);
+        if more > 0 {
+            log::info!("disk {}: {more} more journals on it are left alone", disk.options.name);
+        }
     }
     let mut logs = Vec::new();
-    for (index, file_system) in &file_systems {
+    let mut without_device = 0;
+    let is_writable = |disk: usize| !disks[disk].options.read_only;
+    let pairs = device_pairs(&file_systems, is_writable);
+    for (number, (index, file_system)) in file_systems.iter().enumerate() {
         let superblock = &file_system.superblock;
         let block_bytes = superblock.block_size;
         let home_blocks = superblock.blocks_count.max(file_system.length / u64::from(block_bytes));
         let places: Vec<FoundLogPlace> = match &file_system.journal {
             Journal::Internal { .. } => internal_place(*index, file_system).into_iter().collect(),
-            Journal::External { uuid } => {
-                let devices: Vec<&(usize, FileSystem)> = file_systems
-                    .iter()
-                    .filter(|(_, other)| {
-                        matches!(other.journal, Journal::JournalDevice { .. }) && other.superblock.uuid == *uuid
-                    })
-                    .collect();
-                if devices.is_empty() {
-                    log::info!(
-                        "disk {}: the journal device of the file system at byte {} is not among the VM's disks",
-                        disks[*index].options.name,
-                        file_system.offset
-                    );
-                }
+            Journal::External { .. } => {
+                let Some(devices) = pairs.get(&number) else {
+                    without_device += 1;
+                    if without_device <= SAID_MAX {
+                        log::info!(
+                            "disk {}: the journal device of the file system at byte {} is not among the VM's disks",
+                            disks[*index].options.name,
+                            file_system.offset
+                        );
+                    }
+                    continue;
+                };
                 // Where there are copies of the device, each is its journal, perhaps: it shares its blocks with itself.
                 devices
-                    .into_iter()
+                    .iter()
+                    .map(|device| &file_systems[*device])
                     .filter_map(|(of, device)| external_place((*index, file_system), (*of, device), home_blocks))
                     .collect()
             }
@@ -243,6 +272,50 @@ pub(crate) fn scan(disks: &[Arc<Disk>]) -> io::Result<Found> {
         left_alone.push(LeftAlone { place, reason });
     }
     Ok(Found { layouts, logs, left_alone, not_understood })
+}
+
+/// So many file systems may name so many journal devices of one UUID that each is thought of with each.
+const PAIRS_MAX: usize = 64;
+
+/// Which journal devices a file system may mean, by their numbers. Copies share a UUID, and a guest's partitions can show thousands.
+///
+/// Where that is so, one file system is thought of with every device, and every one with one device, which are as many pairs as there are
+/// of both: that is enough for each to be told of another that lays claim to the same ([`told_apart`]). The one is written to, if any is,
+/// since those that are not have no say.
+fn device_pairs(
+    file_systems: &[(usize, FileSystem)],
+    is_writable: impl Fn(usize) -> bool,
+) -> HashMap<usize, Vec<usize>> {
+    #[derive(Default)]
+    struct OfUuid {
+        homes: Vec<usize>,
+        devices: Vec<usize>,
+    }
+    // With blocks of different sizes they are nothing to each other.
+    let mut by_uuid: HashMap<([u8; 16], u32), OfUuid> = HashMap::new();
+    for (number, (_, file_system)) in file_systems.iter().enumerate() {
+        let block_bytes = file_system.superblock.block_size;
+        match &file_system.journal {
+            Journal::External { uuid } => by_uuid.entry((*uuid, block_bytes)).or_default().homes.push(number),
+            Journal::JournalDevice { .. } => {
+                let of_itself = external_place((0, file_system), (0, file_system), 0);
+                if of_itself.is_some_and(|place| is_served(&place)) {
+                    by_uuid.entry((file_system.superblock.uuid, block_bytes)).or_default().devices.push(number);
+                }
+            }
+            Journal::None | Journal::Internal { .. } | Journal::NotUnderstood { .. } => {}
+        }
+    }
+    let mut pairs = HashMap::new();
+    for OfUuid { homes, devices } in by_uuid.into_values().filter(|of| !of.devices.is_empty()) {
+        let all_with_all = homes.len() * devices.len() <= PAIRS_MAX;
+        let one = homes.iter().copied().find(|home| is_writable(file_systems[*home].0)).or(homes.first().copied());
+        for home in homes {
+            let several = all_with_all || Some(home) == one;
+            pairs.insert(home, if several { devices.clone() } else { vec![devices[0]] });
+        }
+    }
+    pairs
 }
 
 /// The hot path compares offsets with sector-aligned requests and keeps log blocks in tables.
@@ -479,3 +552,6 @@ pub(crate) fn add_to_layouts(layouts: &mut [DiskLayout], place: &FoundLogPlace, 
     });
     homes.sort_by_key(|range| range.start);
 }
+
+#[cfg(test)]
+mod tests;

@@ -15,6 +15,7 @@ use crate::scan::FoundLogPlace;
 use block_route::RequestId;
 use jbd2::Superblock;
 use journal_area::{Mark, Strays};
+use recovery::HomeBounds;
 use std::collections::hash_map::RandomState;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -33,6 +34,8 @@ struct Newest {
 pub(crate) struct Watch {
     /// Nothing while the log is closed, or is not followed.
     stream: Option<LogStream>,
+    /// What is not the log's own, of the log that is followed.
+    all_but_own: Option<HomeBounds>,
     /// Sequence numbers of the live transactions, and the blocks of each.
     live: VecDeque<(u32, Vec<u64>)>,
     newest: HashMap<u64, Newest>,
@@ -53,6 +56,7 @@ impl Watch {
         let format = superblock.format().ok().filter(|format| !format.fast_commit && format.contains(superblock.start));
         let tail = Tail { position: superblock.start, sequence: superblock.sequence };
         self.stream = format.map(|format| LogStream::new(format, tail, place.log_blocks as usize));
+        self.all_but_own = Some(place.all_but_own());
     }
 
     /// Another process has watched it until now: what was written home under that one is not known. No committed block is missed there.
@@ -82,7 +86,9 @@ impl Watch {
                 self.newest.remove(block);
             }
             for (block, content) in &transaction.blocks {
-                if !can_be_home(place, *block) {
+                // A tag of this file system cannot name it.
+                let is_own = self.all_but_own.as_ref().is_some_and(|bounds| !bounds.contains(*block));
+                if is_own || *block >= place.home_blocks {
                     let where_it_is = if *block < place.home_blocks {
                         "the journal's own"
                     } else {
@@ -180,11 +186,6 @@ impl Watch {
              the disk"
         ))
     }
-}
-
-/// Whether a tag of this file system can name a block.
-fn can_be_home(place: &FoundLogPlace, block: u64) -> bool {
-    block < place.home_blocks && !place.own_blocks.iter().any(|own| own.contains(&block))
 }
 
 #[cfg(test)]

@@ -149,7 +149,7 @@ impl Rig {
         let keeper: Arc<dyn Keeper> = Arc::clone(&script) as Arc<dyn Keeper>;
         let log = Arc::new(Log { keeper, ..(*known).clone() });
         log.set_open();
-        journals.logs.write().expect("logs")[0] = Some(Arc::clone(&log));
+        journals.replace_log(Arc::clone(&log));
         let memory = HostFile::create(&directory.path().join("memory"), 1 << 20).expect("a file");
         memory.reserve(0, 1 << 20).expect("room");
         let route = DiskRoute::new(Arc::clone(&journals), 0);
@@ -270,7 +270,7 @@ fn a_pass_ends_for_a_log_that_has_gone_meanwhile() {
     let mut plan = Plan::default();
     rig.route.route(&request, &mut plan);
     // Another disk's thread finds that the file system was replaced.
-    rig.route.journals.logs.write().expect("logs")[0] = None;
+    rig.route.journals.remove_log(rig.log.index);
     rig.script.say(Side::Journal, Step::Release(RequestId(1), Status::IoError));
     rig.route.end_of_pass(&mut plan);
     assert_eq!(released(&plan), [(1, Status::IoError)], "its keeper has what was written, and says what becomes of it");

@@ -9,6 +9,7 @@ use crate::log::Log;
 use extfs::Allocation;
 use jbd2::{Compound, CompoundBlock, CompoundError, Part, build};
 use nvm_journal::{Error, Journal, Owner};
+use recovery::HomeBounds;
 use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
@@ -61,6 +62,8 @@ pub(super) struct AtHome {
 /// See the module.
 pub(super) struct Captured {
     pub log: Arc<Log>,
+    /// What is not the log's own.
+    pub all_but_own: HomeBounds,
     pub stream: LogStream,
     pub journal: Journal<Region>,
     pub owner: Owner,
@@ -85,9 +88,8 @@ pub(super) struct Captured {
 }
 
 /// Whether a block is one of the file system's that the log may bring back: not the log's own.
-fn is_home(log: &Log, block: u64) -> bool {
-    let place = &log.place;
-    block < place.home_blocks && !place.own_blocks.iter().any(|range| range.contains(&block))
+fn is_home(log: &Log, all_but_own: &HomeBounds, block: u64) -> bool {
+    block < log.place.home_blocks && all_but_own.contains(block)
 }
 
 /// Whether a transaction is one that a tail has passed.
@@ -167,15 +169,14 @@ impl Captured {
 
     /// The next transaction, if all of it is there.
     pub fn accept(&mut self) -> Option<Transaction> {
-        let log = Arc::clone(&self.log);
-        self.stream.accept(&|block| is_home(&log, block))
+        self.stream.accept(&|block| is_home(&self.log, &self.all_but_own, block))
     }
 
     /// What has come of the next transaction, and was not seen ahead before.
     pub fn ahead(&mut self) -> Vec<(u64, Arc<[u8]>)> {
-        let log = Arc::clone(&self.log);
         let mut seen = Vec::new();
-        self.stream.ahead(&|block| is_home(&log, block), |block, content| seen.push((block, content)));
+        let is_home = |block| is_home(&self.log, &self.all_but_own, block);
+        self.stream.ahead(&is_home, |block, content| seen.push((block, content)));
         seen
     }
 

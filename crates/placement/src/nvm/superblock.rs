@@ -385,6 +385,7 @@ impl Work {
             journal.geometry().blocks
         );
         *state = State::Held(Box::new(Captured {
+            all_but_own: log.place.all_but_own(),
             log: Arc::new(log.clone()),
             stream: LogStream::new(format, tail, copies_max).remember_last(),
             journal,

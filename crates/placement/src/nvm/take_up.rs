@@ -188,6 +188,7 @@ impl Work {
             )
         };
         let mut captured = Captured {
+            all_but_own: log.place.all_but_own(),
             log: Arc::new(log.clone()),
             stream,
             journal,
