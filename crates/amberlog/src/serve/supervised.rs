@@ -305,6 +305,13 @@ impl Supervised {
         self.lock().is_over
     }
 
+    /// As while a thread of it is busy under its lock.
+    #[cfg(test)]
+    pub(super) fn while_it_is_busy<T>(&self, then: impl FnOnce() -> T) -> T {
+        let _busy = self.lock();
+        then()
+    }
+
     /// Log lines of this thread are about this VM.
     fn enter(&self) -> log_context::Entered {
         log_context::enter(log_context::Context::vm(&self.name))
@@ -398,11 +405,15 @@ impl Supervised {
     }
 
     /// Its VMM has ended, and no worker goes on with it: what it was owed is in its files from here on.
-    fn let_go(&self, charge: &mut Charge, inner: &mut Inner) {
-        inner.owed.extend(charge.directory());
+    fn let_go(&self, charge: &mut Charge) -> MutexGuard<'_, Inner> {
+        let directory = charge.directory();
+        // Not under the lock: the threads of its doors are waited for, and somebody may ask how the VM is meanwhile.
         charge.clear();
+        let mut inner = self.lock();
+        inner.owed.extend(directory);
         inner.is_held = false;
         inner.doubt = None;
+        inner
     }
 
     /// Waits while its workers die again and again. False when it is not wanted: then it is over. A guest that was served is not
@@ -413,7 +424,8 @@ impl Supervised {
             inner.vmm = charge.living_vmm();
             if charge.vmm_has_ended() {
                 // Nothing hangs any more.
-                self.let_go(charge, &mut inner);
+                drop(inner);
+                inner = self.let_go(charge);
                 inner.deaths.forgive();
             } else if matches!(inner.wish, Wish::Stop | Wish::Leave) {
                 break;
@@ -461,6 +473,7 @@ impl Supervised {
         }
         // Where its guest may still be there, it has not done what it was to do.
         if status.success() && !charge.is_served() {
+            drop(inner);
             charge.clear();
             return Ok(());
         }
@@ -510,7 +523,7 @@ impl Supervised {
             watched.wait(ENDING_PATIENCE);
         }
         match charge.living_vmm() {
-            None => self.let_go(charge, &mut self.lock()),
+            None => drop(self.let_go(charge)),
             Some(pid) => {
                 // Another user's, perhaps: as if nothing else had been wanted.
                 let mut inner = self.lock();
