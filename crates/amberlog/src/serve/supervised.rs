@@ -757,6 +757,8 @@ impl Supervised {
             json!({"schema": 1, "vm": self.name, "disks": [], "state": state, "state_text": text, "pid": vmm,
                 "vmm_pid": vmm, "pending": null})
         });
+        // A worker may say anything, and this is known here: what one says must not be read as another VM's.
+        entry["vm"] = json!(self.name);
         let inner = self.lock();
         let directory = self.place.look();
         entry["directory"] = json!(directory.as_ref().map(|(path, _)| path));
@@ -790,6 +792,24 @@ mod tests {
             assert!(entry_of(answer.clone()).is_err(), "{answer}");
         }
         assert_eq!(entry_of(json!({"vms": [{"vm": "a"}]})).expect("an entry"), json!({"vm": "a"}));
+    }
+
+    /// One that somebody else has in his hands.
+    #[test]
+    fn a_worker_speaks_for_its_own_vm() {
+        let supervised = Supervised::new("own", Wish::Gone, true, Charge::default());
+        let (ours, theirs) = Channel::pair().expect("a pair");
+        supervised.lock().worker = Some(Running { channel: Arc::new(ours), pid: std::process::id(), process: None });
+        let worker = std::thread::spawn(move || {
+            let (_, mut descriptors) = Channel::from(theirs).receive::<Order>().expect("read").expect("a question");
+            let stream = UnixStream::from(descriptors.remove(0));
+            BufReader::new(&stream).read_line(&mut String::new()).expect("the question");
+            let answer = json!({"vms": [{"vm": "other", "state": "running", "state_text": "running", "disks": []}]});
+            writeln!(&stream, "{answer}").expect("answered");
+        });
+        let status = supervised.status();
+        assert_eq!((&status["vm"], &status["state"]), (&json!("own"), &json!("running")), "{status}");
+        worker.join().expect("no panic");
     }
 
     #[test]
