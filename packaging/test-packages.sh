@@ -47,6 +47,29 @@ contents amberlog-lab | grep -qxF ./usr/share/man/man1/amberlog-lab.1.gz || fail
 [ "$(for package in amberlog amberlog-lab amberlog-journal-server; do contents $package; done | grep -v '/$' | sort | uniq -d)" = "" ] ||
     fail "two packages have the same file"
 
+step "what a purge says of directories that anybody can have made"
+# The script itself, with other places: it is root's otherwise.
+played=$(mktemp -d /var/tmp/amberlog-purge.XXXXXX)
+trap 'rm -rf "$played"' EXIT
+mkdir "$played/shm"
+sed -e "s|/dev/shm|$played/shm|g" -e "s|/var/lib/amberlog|$played/none|g" -e "s|/etc/|$played/etc/|g" -e '/#DEBHELPER#/d' \
+    packaging/debian/amberlog.postrm >"$played/postrm"
+own=$(id -u)
+other=$((own + 1))
+for name in amberlog "amberlog-$own" "amberlog-$own.0123456789abcdef" "amberlog-$other" "amberlog-$own;reboot" "amberlog-$own.x y" \
+    "amberlog-$own$(printf '\033')]0;x" 'amberlog-1\033]0;x' 'amberlog-x;reboot'; do
+    mkdir -p "$played/shm/$name/owed"
+done
+mkdir "$played/elsewhere" "$played/elsewhere/owed"
+ln -s "$played/elsewhere" "$played/shm/amberlog-$own.1"
+sh "$played/postrm" purge 2>"$played/said" || fail "the purge of what anybody can have made fails: $(cat "$played/said")"
+[ "$(grep -c ' is not empty and is left' "$played/said")" = 3 ] || fail "a purge says this of directories in /dev/shm: $(cat -v "$played/said")"
+for name in amberlog "amberlog-$own" "amberlog-$own.0123456789abcdef"; do
+    grep -qF " --area $played/shm/$name)" "$played/said" || fail "a purge does not say what is left in /dev/shm/$name"
+done
+if LC_ALL=C grep -q "[[:cntrl:]]\|reboot\|-$other\|elsewhere" "$played/said"; then fail "a purge says what others want it to"; fi
+rm -r "$played"
+
 if [ "$quick" = --quick ] || [ "$(id -u)" != 0 ]; then
     step "good (not installed: that takes root and no --quick)"
     exit 0

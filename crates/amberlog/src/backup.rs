@@ -1,7 +1,7 @@
 //! `amberlog snapshot`, `freeze` and `thaw`: an image of a moment, while the guest runs.
 
 use crate::exit;
-use crate::serve::ask::{Daemon, print};
+use crate::serve::ask::{Daemon, print, text};
 use clap::Args;
 use serde_json::json;
 use std::path::PathBuf;
@@ -76,12 +76,12 @@ pub fn snapshot(args: &SnapshotArgs) -> ExitCode {
              where it goes with the service; name a directory that both see",
             out.display()
         );
-        let notes: Vec<_> = answer["notes"].as_array().into_iter().flatten().filter_map(|note| note.as_str()).collect();
+        let notes: Vec<_> = answer["notes"].as_array().into_iter().flatten().map(text).collect();
         Ok(print(&format!(
             "{}: {}, id {}\n",
             out.display(),
             if notes.is_empty() { "made".to_owned() } else { notes.join(", ") },
-            answer["id"].as_str().unwrap_or("none")
+            if answer["id"].is_string() { text(&answer["id"]) } else { "none".to_owned() }
         ))?)
     })())
 }

@@ -1,7 +1,7 @@
 //! `amberlog disk`: what can be done to the disks of a daemon's VM while its guest runs.
 
 use crate::exit;
-use crate::serve::ask::{Daemon, print};
+use crate::serve::ask::{Daemon, print, text};
 use crate::vm::{Bounds, qemu, size};
 use anyhow::Context;
 use clap::{Args, Subcommand};
@@ -107,7 +107,7 @@ fn list(daemon: &Daemon, vm: &str) -> anyhow::Result<()> {
     let entry = entry(daemon, vm)?;
     let mut lines = format!("{:<12} {:>16} {:<9} {}\n", "DISK", "BYTES", "PLACEMENT", "IMAGE, SOCKET");
     for (index, disk) in entry["disks"].as_array().into_iter().flatten().enumerate() {
-        let text = |value: &Value| value.as_str().unwrap_or("-").to_owned();
+        let text = |value: &Value| if value.is_string() { text(value) } else { "-".to_owned() };
         lines += &format!(
             "{:<12} {:>16} {:<9} {}, {}\n",
             text(&disk["name"]),
@@ -125,12 +125,12 @@ const CHANGE_PATIENCE: Duration = Duration::from_secs(180);
 
 fn add(daemon: &Daemon, vm: &str, disk: &str, qemu: &OsStr) -> anyhow::Result<()> {
     let answer = daemon.ask(&json!({"command": "disk-add", "vm": vm, "disk": disk}), CHANGE_PATIENCE)?;
-    let name = answer["added"][0].as_str().unwrap_or_default().to_owned();
+    let name = text(&answer["added"][0]);
     let entry = entry(daemon, vm)?;
     let disks = entry["disks"].as_array().into_iter().flatten();
     let index = disks.enumerate().find(|(_, disk)| disk["name"] == name.as_str()).map(|(index, _)| index);
-    let socket = index.and_then(|index| entry["sockets"][index].as_str()).unwrap_or_default();
-    Ok(print(&plug_in(vm, &name, socket, qemu::Version::of(qemu)))?)
+    let socket = index.map_or_else(String::new, |index| text(&entry["sockets"][index]));
+    Ok(print(&plug_in(vm, &name, &socket, qemu::Version::of(qemu)))?)
 }
 
 /// How the VMM plugs a disk in.
@@ -173,7 +173,10 @@ fn resize(daemon: &Daemon, vm: &str, disk: &str, wanted: &str) -> anyhow::Result
     };
     let question = json!({"command": "resize", "vm": vm, "disk": disk, "size_bytes": size_bytes});
     let answer = daemon.ask_patiently(&question, RESIZE_PATIENCE.as_secs())?;
-    Ok(print(&format!("{vm}, {disk}: {} bytes; the guest has been told\n", answer["size_bytes"]))?)
+    Ok(print(&format!(
+        "{vm}, {disk}: {} bytes; the guest has been told\n",
+        answer["size_bytes"].as_u64().unwrap_or(size_bytes)
+    ))?)
 }
 
 fn throttle(args: &ThrottleArgs) -> anyhow::Result<()> {
@@ -187,7 +190,7 @@ fn throttle(args: &ThrottleArgs) -> anyhow::Result<()> {
     let question = json!({"command": "throttle", "vm": args.vm, "disk": args.disk, "bounds": bounds});
     let limits = args.daemon.ask_quickly(&question)?["limits"].clone();
     let bound = |bound: &Value, what: &str| match bound["per_second"].as_u64() {
-        Some(number) => format!("{number} {what} a second ({} at once)", bound["burst"]),
+        Some(number) => format!("{number} {what} a second ({} at once)", bound["burst"].as_u64().unwrap_or_default()),
         None => format!("any number of {what}"),
     };
     let sentence = format!("{}, {}", bound(&limits["iops"], "operations"), bound(&limits["bytes"], "bytes"));

@@ -142,7 +142,10 @@ enum Command {
 
 fn main() -> ExitCode {
     let command = CommandLine::parse().command;
-    command_line::logging::start();
+    match &command {
+        Command::Worker(_) => command_line::logging::start_with_limit(),
+        _ => command_line::logging::start(),
+    }
     command_line::output::code_after(match command {
         Command::Recover(args) => recover::run(args),
         Command::Run(args) => run::run(&args),

@@ -1,9 +1,10 @@
 //! `amberlog on-battery` and `on-mains`: what a UPS's daemon calls.
 
 use crate::exit;
-use crate::serve::ask::{Daemon, print};
+use crate::serve::ask::{Daemon, print, text};
 use anyhow::bail;
 use clap::Args;
+use command_line::output::in_a_line;
 use serde_json::{Value, json};
 use std::process::ExitCode;
 
@@ -35,10 +36,11 @@ fn set(args: &PowerArgs, on_battery: bool) -> anyhow::Result<()> {
     if args.json {
         print(&format!("{answer}\n"))?;
     } else {
-        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         let mut lines = format!("on {}\n", if on_battery { "battery" } else { "mains" });
         for disk in &disks {
-            let outcome = disk["error"].as_str().map_or_else(|| text(&disk["when"]), |error| format!("NOT: {error}"));
+            let outcome = disk["error"]
+                .as_str()
+                .map_or_else(|| text(&disk["when"]), |error| format!("NOT: {}", in_a_line(error)));
             lines +=
                 &format!("{}, {}: {} ({outcome})\n", text(&disk["vm"]), text(&disk["disk"]), text(&disk["placement"]));
         }

@@ -6,7 +6,7 @@ use crate::error::Error;
 use crate::session::{BackendChannel, Session, await_memory, stop_rings};
 use crate::worker::Mailbox;
 use block_route::Route;
-use front_door::{Callers, GOODBYE, HEADER_BYTES, Message, process_of};
+use front_door::{Callers, HEADER_BYTES, process_of, say_goodbye};
 use guest_memory::VmMemory;
 use rustix::event::{PollFd, PollFlags, poll};
 use std::collections::VecDeque;
@@ -279,8 +279,8 @@ impl Control {
             let mut handler = BackendReqHandler::from_stream(connection, Arc::new(Mutex::new(session)));
             self.serve(&mut handler, pid, config, mailbox, observer, channel);
             if let Some(connection) = goodbye {
-                // Whoever keeps the connection of the VMM is to drop it, too. It may have gone first.
-                let _ = Message::new(GOODBYE, Vec::new()).write(&connection, false);
+                // Whoever keeps the connection of the VMM is to drop it, too.
+                say_goodbye(&connection);
             }
         }
     }

@@ -8,6 +8,7 @@
 pub mod documents;
 pub mod exit;
 mod journal;
+mod log_limit;
 pub mod logging;
 pub mod output;
 pub mod programs;

@@ -5,6 +5,7 @@
 //! that is not to be reached, each line begins with its priority, `<3>` for an error, as sd-daemon(3) has it, and the journal takes that off. With `AMBERLOG_LOG_FORMAT=json` a line is an object: `time`, `level`, `vm` and `disk` where they are known, `part`
 //! (the crate that says it) and `message`.
 
+use crate::log_limit::Limited;
 use std::ffi::OsStr;
 use std::fmt;
 use std::fs::File;
@@ -12,7 +13,9 @@ use std::io::IsTerminal;
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use tracing::field::{Field, Visit};
-use tracing::{Event, Level, Subscriber};
+use tracing::level_filters::LevelFilter;
+use tracing::{Dispatch, Event, Level, Subscriber};
+use tracing_log::{AsLog, LogTracer};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::field::RecordFields;
 use tracing_subscriber::fmt::format::{DefaultFields, Writer};
@@ -20,10 +23,18 @@ use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields, format};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::registry::LookupSpan;
-use tracing_subscriber::util::SubscriberInitExt;
 
 /// Has log lines printed from here on.
 pub fn start() {
+    start_as(false);
+}
+
+/// The same for a process whose guest can have it say lines: there is a bound on those of each place that says them.
+pub fn start_with_limit() {
+    start_as(true);
+}
+
+fn start_as(is_limited: bool) {
     crate::exit::when_nobody_reads();
     let filter = || EnvFilter::try_from_env("AMBERLOG_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
     let wished = std::env::var_os("AMBERLOG_LOG_FORMAT").unwrap_or_default();
@@ -32,17 +43,26 @@ pub fn start() {
     let is_journal = stderr_is_the_journal();
     let journal = (is_journal && wished != "json").then(crate::journal::Journal::connect).and_then(Result::ok);
     if let Some(journal) = journal {
-        tracing_subscriber::registry().with(filter()).with(journal).init();
+        install(tracing_subscriber::registry().with(filter()).with(journal), is_limited);
         return warn_of(&wished);
     }
     let lines = tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(colours).with_env_filter(filter());
     match (wished == "json", is_journal) {
-        (true, true) => lines.event_format(WithPriority(Json)).init(),
-        (true, false) => lines.event_format(Json).init(),
-        (false, true) => lines.event_format(WithPriority(text)).fmt_fields(WithContext).init(),
-        (false, false) => lines.event_format(text).fmt_fields(WithContext).init(),
+        (true, true) => install(lines.event_format(WithPriority(Json)).finish(), is_limited),
+        (true, false) => install(lines.event_format(Json).finish(), is_limited),
+        (false, true) => install(lines.event_format(WithPriority(text)).fmt_fields(WithContext).finish(), is_limited),
+        (false, false) => install(lines.event_format(text).fmt_fields(WithContext).finish(), is_limited),
     }
     warn_of(&wished);
+}
+
+/// All lines of ours come through `log`, so that the bound is there, before whatever prints them.
+fn install(subscriber: impl Into<Dispatch>, is_limited: bool) {
+    tracing::dispatcher::set_global_default(subscriber.into()).expect("a program starts its log once");
+    let lines = LogTracer::new();
+    let logger: Box<dyn log::Log> = if is_limited { Box::new(Limited::new(lines)) } else { Box::new(lines) };
+    log::set_boxed_logger(logger).expect("a program starts its log once");
+    log::set_max_level(LevelFilter::current().as_log());
 }
 
 fn warn_of(wished: &OsStr) {

@@ -4,6 +4,7 @@
 //! Failure story: what cannot be printed for another reason (a full disk) is said once on stderr, and the command fails
 //! ([`code_after`]).
 
+use std::borrow::Cow;
 use std::fmt::Arguments;
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -26,6 +27,18 @@ pub fn line(words: Arguments<'_>) {
     {
         eprintln!("printing on standard output failed: {error}");
     }
+}
+
+/// What somebody else has said, as a part of a line that people read: what would steer their terminal, or begin a line of its own, is
+/// written out. Not for JSON, which has its own way of saying it.
+pub fn in_a_line(text: &str) -> Cow<'_, str> {
+    if !text.contains(char::is_control) {
+        return Cow::Borrowed(text);
+    }
+    let shown = |character: char| {
+        if character.is_control() { character.escape_default().to_string() } else { character.to_string() }
+    };
+    Cow::Owned(text.chars().map(shown).collect())
 }
 
 /// Prints a text. Where nobody reads it any more it is done.
@@ -53,4 +66,15 @@ pub fn is_read(text: &str) -> io::Result<bool> {
 pub fn code_after(code: ExitCode) -> ExitCode {
     let has_failed = HAS_FAILED.load(Ordering::SeqCst);
     if has_failed && code == ExitCode::SUCCESS { ExitCode::from(crate::exit::FAILED) } else { code }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_somebody_else_has_said_stays_in_its_line() {
+        assert_eq!(in_a_line("the disk \u{fc}ber all"), "the disk \u{fc}ber all");
+        assert_eq!(in_a_line("\x1b]0;x\x07a\nb\t\u{9b}2J"), "\\u{1b}]0;x\\u{7}a\\nb\\t\\u{9b}2J");
+    }
 }

@@ -1,13 +1,13 @@
 //! The thread of a door: who comes, who is let in, what is passed on.
 
 use crate::callers::{Callers, process_of};
-use crate::message::{GOODBYE, Message};
+use crate::message::{Closing, GOODBYE, Message, Wait};
 use crate::notes::{FoundDoor, FoundGuest, Notes, is_disk_name};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -31,14 +31,15 @@ pub trait Admission: Send {
 
 type Admit = Box<dyn Admission>;
 
-/// How long a worker may take to answer what it is told again.
+/// How long a worker may take to answer what it is told again, each message of it, and to take what it is told.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// How long it is listened to a worker that has dropped a connection.
 const GOODBYE_PATIENCE: Duration = Duration::from_secs(1);
 /// How often it is looked whether a VMM may be let in again, where they came and went too fast.
 const CLOSED: Duration = Duration::from_secs(1);
-/// How long a VMM may take for the rest of a message.
+/// How long a VMM may take for the rest of a message, all of it, and to take an answer. A front-end says a message with one call, and takes
+/// what it is told: one that does not must not keep the door's thread.
 const VMM_PATIENCE: Duration = Duration::from_secs(10);
 
 enum Event {
@@ -55,7 +56,7 @@ enum Event {
 /// See the crate. Closed when it is dropped.
 pub struct Door {
     events: Mutex<Sender<Event>>,
-    signal: Arc<OwnedFd>,
+    closing: Arc<Closing>,
     thread: Option<JoinHandle<()>>,
     shutting: Arc<AtomicU8>,
     notes: Arc<Notes>,
@@ -94,16 +95,17 @@ impl Door {
         let FoundDoor { name, listener, guest, notes } = door;
         let notes = Arc::new(notes);
         listener.set_nonblocking(true)?;
+        let signal = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let closing = Arc::new(Closing { signal, is_closing: AtomicBool::new(false) });
         let guest = guest.map(|FoundGuest { connection, pid, unanswered }| {
-            bound(&connection);
-            Guest { connection, pid, notes: Arc::clone(&notes), unanswered, worker: None }
+            let (notes, closing) = (Arc::clone(&notes), Arc::clone(&closing));
+            Guest { connection, pid, notes, closing, unanswered, worker: None }
         });
-        let signal = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let (events, received) = channel();
         let mut inside = Inside {
             name: name.clone(),
             listener,
-            signal: Arc::clone(&signal),
+            closing: Arc::clone(&closing),
             shutting: Arc::default(),
             events: received,
             admit: None,
@@ -113,7 +115,7 @@ impl Door {
         let shutting = Arc::clone(&inside.shutting);
         let thread = std::thread::Builder::new().name(format!("door {name}"));
         let thread = log_context::spawn(thread, move || inside.run())?;
-        Ok(Door { events: Mutex::new(events), signal, thread: Some(thread), shutting, notes, name })
+        Ok(Door { events: Mutex::new(events), closing, thread: Some(thread), shutting, notes, name })
     }
 
     /// A worker takes connections from now on: it is given those that come and the one that is there.
@@ -137,7 +139,7 @@ impl Door {
     pub fn began(&self) {
         self.notes.began();
         // It may not be where it outlives this process yet.
-        let _ = rustix::io::write(&*self.signal, &1u64.to_ne_bytes());
+        let _ = rustix::io::write(&self.closing.signal, &1u64.to_ne_bytes());
     }
 
     /// It is shut if nobody is inside; the worker is told.
@@ -154,12 +156,14 @@ impl Door {
     fn tell(&self, event: Event) {
         // The thread may have ended.
         let _ = self.events.lock().expect("no panic under this lock").send(event);
-        let _ = rustix::io::write(&*self.signal, &1u64.to_ne_bytes());
+        let _ = rustix::io::write(&self.closing.signal, &1u64.to_ne_bytes());
     }
 }
 
 impl Drop for Door {
     fn drop(&mut self) {
+        // It may be in the midst of a message.
+        self.closing.is_closing.store(true, Ordering::Release);
         self.tell(Event::Close);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -168,17 +172,12 @@ impl Drop for Door {
     }
 }
 
-/// A front-end says a message with one call, and takes what it is told: one that does not must not keep this thread.
-fn bound(connection: &UnixStream) {
-    let _ =
-        connection.set_read_timeout(Some(VMM_PATIENCE)).and_then(|()| connection.set_write_timeout(Some(VMM_PATIENCE)));
-}
-
 /// The VMM that is inside.
 struct Guest {
     connection: UnixStream,
     pid: i32,
     notes: Arc<Notes>,
+    closing: Arc<Closing>,
     /// What has no answer yet.
     unanswered: Option<Arc<Message>>,
     /// The way to the worker, if one has taken it.
@@ -188,7 +187,7 @@ struct Guest {
 struct Inside {
     name: String,
     listener: UnixListener,
-    signal: Arc<OwnedFd>,
+    closing: Arc<Closing>,
     shutting: Arc<AtomicU8>,
     events: Receiver<Event>,
     admit: Option<Admit>,
@@ -217,7 +216,7 @@ impl Inside {
             let (mut vmm_speaks, mut worker_speaks, mut somebody_comes) = (PollFlags::empty(), false, false);
             {
                 let mut list =
-                    vec![PollFd::new(&*self.signal, PollFlags::IN), PollFd::new(&self.listener, PollFlags::IN)];
+                    vec![PollFd::new(&self.closing.signal, PollFlags::IN), PollFd::new(&self.listener, PollFlags::IN)];
                 if let Some(guest) = &self.guest {
                     // While something is unanswered, or nobody is there to hear it, it waits. Its end is seen all the same.
                     let listens = guest.worker.is_some() && guest.unanswered.is_none();
@@ -241,7 +240,7 @@ impl Inside {
                 }
                 let speaks = |index: usize| list.get(index).is_some_and(|entry| !entry.revents().is_empty());
                 if speaks(0) {
-                    let _ = rustix::io::read(&*self.signal, &mut [0u8; 8]);
+                    let _ = rustix::io::read(&self.closing.signal, &mut [0u8; 8]);
                 }
                 somebody_comes |= speaks(1);
                 if self.guest.is_some() {
@@ -323,10 +322,9 @@ impl Inside {
     fn let_in(&mut self, connection: UnixStream, callers: &mut Callers) {
         let pid = process_of(&connection);
         callers.turn_away(pid);
-        bound(&connection);
         self.notes.let_in(pid, &connection);
-        let notes = Arc::clone(&self.notes);
-        self.guest = Some(Guest { connection, pid, notes, unanswered: None, worker: None });
+        let (notes, closing) = (Arc::clone(&self.notes), Arc::clone(&self.closing));
+        self.guest = Some(Guest { connection, pid, notes, closing, unanswered: None, worker: None });
         self.go_on();
     }
 
@@ -339,6 +337,8 @@ impl Inside {
                 log::warn!("disk {}: the connection of process {} is dropped: {error}", self.name, guest.pid);
                 self.let_out();
             }
+            // The door is closed: this says nothing of the worker.
+            Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
             // It has died again, or does not answer.
             Err(error) => {
                 log::warn!("disk {}: the worker could not be told what the VMM had said: {error}", self.name);
@@ -362,7 +362,7 @@ impl Inside {
             return;
         }
         self.notes.begin();
-        let heard = Message::read(&guest.connection);
+        let heard = Message::read(&guest.connection, &guest.wait(VMM_PATIENCE));
         match heard {
             Ok(Some(message)) if message.is_modest() => {
                 guest.pass_on(Arc::new(message));
@@ -381,7 +381,7 @@ impl Inside {
             }
             Ok(None) => self.let_out(),
             Err(error) => {
-                if error.kind() != io::ErrorKind::ConnectionReset {
+                if !matches!(error.kind(), io::ErrorKind::ConnectionReset | io::ErrorKind::ConnectionAborted) {
                     log::warn!("disk {}: the connection of process {} is dropped: {error}", self.name, guest.pid);
                 }
                 self.let_out();
@@ -399,14 +399,14 @@ impl Inside {
             return;
         }
         self.notes.begin();
-        match Message::read(worker) {
+        match Message::read(worker, &guest.wait(PATIENCE)) {
             Ok(Some(message)) if message.code == GOODBYE => self.let_out(),
             Ok(Some(answer)) => {
                 if let Some(asked) = guest.unanswered.take() {
                     self.notes.note(&asked, Some(&answer));
                     self.notes.set_unanswered(None);
                 }
-                if answer.write(&guest.connection, false).is_err() {
+                if answer.write(&guest.connection, false, &guest.wait(VMM_PATIENCE)).is_err() {
                     self.let_out();
                 } else {
                     self.notes.end();
@@ -422,9 +422,14 @@ impl Inside {
 }
 
 impl Guest {
+    fn wait(&self, patience: Duration) -> Wait<'_> {
+        Wait::new(patience, Some(&self.closing))
+    }
+
     fn pass_on(&mut self, message: Arc<Message>) {
         let Some(worker) = &self.worker else { return };
-        if message.write(worker, false).is_err() {
+        // One that does not read is hung, which somebody else looks for, or waits for its storage.
+        if message.write(worker, false, &Wait::without_end(&self.closing)).is_err() {
             // It is not lost: the next one is told.
             self.worker = None;
         }
@@ -442,50 +447,51 @@ impl Guest {
             return Err(io::Error::new(io::ErrorKind::ConnectionRefused, refusal));
         }
         let (ours, theirs) = UnixStream::pair()?;
-        ours.set_read_timeout(Some(PATIENCE))?;
         admit.admit(theirs.into(), self.pid)?;
         match self.tell_again(&ours) {
             Ok(()) => {
                 self.worker = Some(ours);
                 Ok(())
             }
-            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused || !has_said_goodbye(&ours) => Err(error),
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused || !self.has_said_goodbye(&ours) => {
+                Err(error)
+            }
             Err(_) => Err(refusal()),
         }
     }
 
     fn tell_again(&self, ours: &UnixStream) -> io::Result<()> {
         for message in self.notes.record().told_again() {
-            message.write(ours, true)?;
+            message.write(ours, true, &self.wait(PATIENCE))?;
             if !message.is_question() {
                 continue;
             }
-            match Message::read(ours)? {
+            match Message::read(ours, &self.wait(PATIENCE))? {
                 Some(answer) if answer.code == GOODBYE => return Err(refusal()),
                 Some(_) => {}
                 None => return Err(io::ErrorKind::UnexpectedEof.into()),
             }
         }
         if let Some(message) = &self.unanswered {
-            message.write(ours, false)?;
+            message.write(ours, false, &self.wait(PATIENCE))?;
         }
         Ok(())
+    }
+
+    /// Whether a worker that does not listen any more has dropped the connection of its own will.
+    fn has_said_goodbye(&self, ours: &UnixStream) -> bool {
+        let wait = self.wait(GOODBYE_PATIENCE);
+        while let Ok(Some(message)) = Message::read(ours, &wait) {
+            if message.code == GOODBYE {
+                return true;
+            }
+        }
+        false
     }
 }
 
 fn refusal() -> io::Error {
     io::Error::new(io::ErrorKind::ConnectionRefused, "the worker does not go on with what the VMM had said")
-}
-
-/// Whether a worker that does not listen any more has dropped the connection of its own will.
-fn has_said_goodbye(ours: &UnixStream) -> bool {
-    let _ = ours.set_read_timeout(Some(GOODBYE_PATIENCE));
-    while let Ok(Some(message)) = Message::read(ours) {
-        if message.code == GOODBYE {
-            return true;
-        }
-    }
-    false
 }
 
 #[cfg(test)]
@@ -564,19 +570,17 @@ mod tests {
     }
 
     fn ends(connection: &UnixStream) -> bool {
-        connection.set_read_timeout(Some(LIMIT)).expect("a bound");
-        Message::read(connection).expect("the end in time").is_none()
+        Message::read(connection, &Wait::new(LIMIT, None)).expect("the end in time").is_none()
     }
 
     fn hear(connection: &UnixStream, code: u32) -> Message {
-        connection.set_read_timeout(Some(LIMIT)).expect("a bound");
-        let message = Message::read(connection).expect("read").expect("not the end");
+        let message = Message::read(connection, &Wait::new(LIMIT, None)).expect("read").expect("not the end");
         assert_eq!(message.code, code);
         message
     }
 
     fn say(connection: &UnixStream, code: u32, payload: &[u8]) {
-        Message::new(code, payload.to_vec()).write(connection, false).expect("written");
+        Message::new(code, payload.to_vec()).write(connection, false, &Wait::new(LIMIT, None)).expect("written");
     }
 
     /// A VMM asks, a worker dies with the question, the next one is told what was said, and answers.
@@ -805,6 +809,73 @@ mod tests {
         hear(&comes(&workers).0, 3);
     }
 
+    /// Whoever closes a door waits for its thread.
+    fn is_closed_in_time(door: Door) {
+        let (closed, is_closed) = channel();
+        std::thread::spawn(move || {
+            drop(door);
+            let _ = closed.send(());
+        });
+        comes(&is_closed);
+    }
+
+    /// It would be waited for more than a minute for each message.
+    #[test]
+    fn a_vmm_that_says_a_message_byte_by_byte_keeps_nobody_from_closing_its_door() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("disk.sock");
+        let store = StandIn::default();
+        let door = Door::open(UnixListener::bind(&path).expect("bound"), "d", shelf(&store)).expect("opened");
+        let mut vmm = UnixStream::connect(&path).expect("connected");
+        say(&vmm, 3, &[]);
+        let (admit, workers) = admission();
+        door.worker(admit);
+        let (worker, _) = comes(&workers);
+        hear(&worker, 3);
+        wait_for(&store, "guest");
+        let mut found = shelf(&store).take_found();
+        let other_half = found.remove("guest").and_then(|mut guest| guest.descriptors.pop()).expect("its connection");
+        let header: Vec<u8> = [2u32, 1, 4096].iter().flat_map(|word| word.to_ne_bytes()).collect();
+        std::io::Write::write_all(&mut vmm, &header).expect("written");
+        // Until it has begun to read.
+        while rustix::io::ioctl_fionread(&other_half).expect("a socket") > 0 {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let (over, is_over) = channel();
+        let trickle = std::thread::spawn(move || {
+            while is_over.recv_timeout(Duration::from_millis(50)).is_err()
+                && std::io::Write::write_all(&mut vmm, &[0]).is_ok()
+            {}
+        });
+        is_closed_in_time(door);
+        let _ = over.send(());
+        trickle.join().expect("no panic");
+    }
+
+    /// A worker is not ended because the door is closed while it is told what the VMM had said.
+    #[test]
+    fn a_worker_that_says_nothing_keeps_nobody_from_closing_a_door() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("disk.sock");
+        let door = Door::open(UnixListener::bind(&path).expect("bound"), "d", Shelf::default()).expect("opened");
+        let vmm = UnixStream::connect(&path).expect("connected");
+        say(&vmm, 3, &[]);
+        say(&vmm, 16, &[0; 8]);
+        let (admit, workers) = admission();
+        door.worker(admit);
+        let (first, _) = comes(&workers);
+        hear(&first, 3);
+        hear(&first, 16);
+        drop(first);
+        door.worker_gone();
+        let (admit, workers, is_given_up) = worker_that_may_be_given_up();
+        door.worker(admit);
+        let (second, _) = comes(&workers);
+        hear(&second, 3);
+        is_closed_in_time(door);
+        assert!(is_given_up.try_recv().is_err(), "the worker is ended");
+    }
+
     #[test]
     fn a_vmm_without_an_in_flight_region_is_not_gone_on_with() {
         let directory = tempfile::tempdir().expect("a directory");
@@ -840,7 +911,7 @@ mod tests {
         say(&vmm, 3, &[]);
         hear(&worker, 3);
         drop(vmm);
-        assert!(Message::read(&worker).expect("the end").is_none());
+        assert!(ends(&worker));
         door.shut();
         assert!(is_shut.recv().expect("an answer") && door.is_shut());
         // Its thread lets go of the socket a moment later.

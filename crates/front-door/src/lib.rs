@@ -21,6 +21,6 @@ mod record;
 
 pub use callers::{Callers, HEADER_BYTES, process_of};
 pub use door::{Admission, Door};
-pub use message::{GOODBYE, Message};
+pub use message::{Message, say_goodbye};
 pub use notes::is_disk_name;
 pub use record::Record;

@@ -1,15 +1,18 @@
 //! vhost-user messages as they go over a socket: a header, a payload, descriptors. What the payload means, [`crate::Record`] knows as
 //! far as it has to.
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage,
     SendFlags,
 };
-use std::io::{self, IoSlice, IoSliceMut, Read, Write};
+use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 /// Bytes of a header: request, flags, size of the payload; each a `u32` in the host's order.
 const HEADER_BYTES: usize = 12;
@@ -30,6 +33,80 @@ const ANSWERED: [u32; 11] = [1, 11, 15, 17, 24, 31, 36, 40, 41, 43, 44];
 
 /// Where the VMM wants pages marked that are written: the VMM waits for the answer, so that it can let go of an earlier log.
 pub(crate) const SET_LOG_BASE: u32 = 6;
+
+/// What ends the wait of a door's thread before its time: the door is closed.
+#[derive(Debug)]
+pub(crate) struct Closing {
+    /// An event is here, perhaps this one.
+    pub signal: OwnedFd,
+    pub is_closing: AtomicBool,
+}
+
+/// How long somebody waits until a message is here as a whole, or is said. A time for each part would be none: whoever says a byte now and
+/// then would be waited for as long as it likes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wait<'a> {
+    deadline: Option<Instant>,
+    closing: Option<&'a Closing>,
+}
+
+impl<'a> Wait<'a> {
+    /// From now on so long, or until the door is closed.
+    pub fn new(patience: Duration, closing: Option<&'a Closing>) -> Self {
+        Wait { deadline: Some(Instant::now() + patience), closing }
+    }
+
+    /// Until the door is closed.
+    pub fn without_end(closing: &'a Closing) -> Self {
+        Wait { deadline: None, closing: Some(closing) }
+    }
+
+    /// Waits until a connection is ready for that, or has ended.
+    fn until(&self, connection: &UnixStream, ready: PollFlags) -> io::Result<()> {
+        loop {
+            let mut list = vec![PollFd::new(connection, ready)];
+            list.extend(self.closing.map(|closing| PollFd::new(&closing.signal, PollFlags::IN)));
+            let left = self.deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            let left = left.map(Timespec::try_from).transpose().map_err(io::Error::other)?;
+            match poll(&mut list, left.as_ref()) {
+                Err(Errno::INTR) => continue,
+                other => other?,
+            };
+            let speaks = |index: usize| list.get(index).is_some_and(|entry| !entry.revents().is_empty());
+            let (is_ready, is_called) = (speaks(0), speaks(1));
+            if let Some(closing) = self.closing.filter(|_| is_called) {
+                // Whatever else it says is looked for as soon as this wait is over.
+                let _ = rustix::io::read(&closing.signal, &mut [0u8; 8]);
+                if closing.is_closing.load(Ordering::Acquire) {
+                    return Err(io::Error::new(io::ErrorKind::ConnectionAborted, "the door is closed"));
+                }
+            }
+            if is_ready {
+                return Ok(());
+            }
+            if self.deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                return Err(io::Error::new(
+                    io::ErrorKind::TimedOut,
+                    "the rest of a message does not come, or is not taken",
+                ));
+            }
+        }
+    }
+
+    /// Fills that from a connection.
+    fn fill(&self, connection: &UnixStream, mut bytes: &mut [u8]) -> io::Result<()> {
+        while !bytes.is_empty() {
+            match rustix::net::recv(connection, &mut *bytes, RecvFlags::DONTWAIT) {
+                Ok((_, 0)) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok((_, received)) => bytes = &mut bytes[received..],
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => self.until(connection, PollFlags::IN)?,
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+}
 
 /// One message.
 #[derive(Debug)]
@@ -90,18 +167,19 @@ impl Message {
         Some(Message { code, flags, payload: payload.to_vec(), descriptors })
     }
 
-    /// Takes one off a connection, waiting for the rest of it. Nothing at the end of the connection.
+    /// Takes one off a connection, waiting for all of it. Nothing at the end of the connection.
     ///
     /// # Errors
-    /// When it is none, or the connection breaks.
-    pub fn read(connection: &UnixStream) -> io::Result<Option<Self>> {
+    /// When it is none, or does not come in time, or the connection breaks.
+    pub(crate) fn read(connection: &UnixStream, wait: &Wait<'_>) -> io::Result<Option<Self>> {
         let mut header = [0; HEADER_BYTES];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let received = loop {
-            let flags = RecvFlags::CMSG_CLOEXEC;
+            let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
             match rustix::net::recvmsg(connection, &mut [IoSliceMut::new(&mut header)], &mut control, flags) {
                 Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => wait.until(connection, PollFlags::IN)?,
                 other => break other?,
             }
         };
@@ -119,15 +197,14 @@ impl Message {
         if received.flags.contains(ReturnFlags::CTRUNC) {
             return Err(io::Error::other("a vhost-user message came with too many descriptors"));
         }
-        let mut connection = connection;
-        connection.read_exact(&mut header[received.bytes..])?;
+        wait.fill(connection, &mut header[received.bytes..])?;
         let word = |at: usize| u32::from_ne_bytes(header[at..at + 4].try_into().expect("four bytes"));
         let bytes = word(8);
         if bytes > PAYLOAD_BYTES_MAX {
             return Err(io::Error::other(format!("a vhost-user message of {bytes} bytes is none")));
         }
         let mut payload = vec![0; bytes as usize];
-        connection.read_exact(&mut payload)?;
+        wait.fill(connection, &mut payload)?;
         Ok(Some(Message { code: word(0), flags: word(4), payload, descriptors }))
     }
 
@@ -145,27 +222,83 @@ impl Message {
     /// Puts it into a connection, with the flag that asks for an answer or, where `is_silent`, without.
     ///
     /// # Errors
-    /// When the connection breaks.
-    pub fn write(&self, connection: &UnixStream, is_silent: bool) -> io::Result<()> {
-        let flags = if is_silent { self.flags & !NEED_REPLY } else { self.flags };
-        let mut bytes = Vec::with_capacity(HEADER_BYTES + self.payload.len());
-        for word in [self.code, flags, self.payload.len() as u32] {
-            bytes.extend(word.to_ne_bytes());
-        }
-        bytes.extend(&self.payload);
+    /// When it is not taken in time, or the connection breaks.
+    pub(crate) fn write(&self, connection: &UnixStream, is_silent: bool, wait: &Wait<'_>) -> io::Result<()> {
+        let bytes = self.spoken(is_silent);
         let borrowed: Vec<_> = self.descriptors.iter().map(AsFd::as_fd).collect();
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         if !borrowed.is_empty() && !control.push(SendAncillaryMessage::ScmRights(&borrowed)) {
             return Err(io::Error::other("there is no room for the descriptors"));
         }
-        let sent = loop {
-            match rustix::net::sendmsg(connection, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL) {
+        let mut sent = 0;
+        while sent < bytes.len() {
+            let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+            match rustix::net::sendmsg(connection, &[IoSlice::new(&bytes[sent..])], &mut control, flags) {
+                Ok(more) => {
+                    sent += more;
+                    // The descriptors went with the first byte.
+                    control.clear();
+                }
                 Err(Errno::INTR) => {}
-                other => break other?,
+                Err(Errno::AGAIN) => wait.until(connection, PollFlags::OUT)?,
+                Err(error) => return Err(error.into()),
             }
-        };
-        let mut connection = connection;
-        connection.write_all(&bytes[sent..])
+        }
+        Ok(())
+    }
+
+    /// It as it goes over a connection.
+    fn spoken(&self, is_silent: bool) -> Vec<u8> {
+        let flags = if is_silent { self.flags & !NEED_REPLY } else { self.flags };
+        let mut bytes = Vec::with_capacity(HEADER_BYTES + self.payload.len());
+        for word in [self.code, flags, self.payload.len() as u32] {
+            bytes.extend(word.to_ne_bytes());
+        }
+        bytes.extend(&self.payload);
+        bytes
+    }
+}
+
+/// Says over a worker's end of a connection that it is dropped of the worker's own will.
+pub fn say_goodbye(connection: &UnixStream) {
+    // Whoever does not hear it sees the end.
+    let bytes = Message::new(GOODBYE, Vec::new()).spoken(false);
+    let _ = rustix::net::send(connection, &bytes, SendFlags::NOSIGNAL);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+    use std::sync::mpsc::{RecvTimeoutError, channel};
+
+    const SOON: Duration = Duration::from_millis(100);
+
+    /// Each byte comes long before the wait for it alone would be over.
+    #[test]
+    fn the_time_for_a_message_is_for_all_of_it() {
+        let (ours, mut theirs) = UnixStream::pair().expect("a pair");
+        let header: Vec<u8> = [2u32, 1, 4096].iter().flat_map(|word| word.to_ne_bytes()).collect();
+        theirs.write_all(&header).expect("written");
+        let (over, is_over) = channel::<()>();
+        let trickle = std::thread::spawn(move || {
+            while is_over.recv_timeout(SOON / 20) == Err(RecvTimeoutError::Timeout) && theirs.write_all(&[0]).is_ok() {}
+        });
+        let error = Message::read(&ours, &Wait::new(SOON, None)).expect_err("its end does not come in time");
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        drop((over, ours));
+        trickle.join().expect("no panic");
+    }
+
+    #[test]
+    fn who_does_not_take_what_it_is_told_is_not_waited_for_longer() {
+        let (ours, theirs) = UnixStream::pair().expect("a pair");
+        let message = Message::new(2, vec![7; PAYLOAD_BYTES_MAX as usize]);
+        let error = (0..1000).find_map(|_| message.write(&ours, false, &Wait::new(SOON, None)).err());
+        assert_eq!(error.expect("there is no room for so many").kind(), io::ErrorKind::TimedOut);
+        // What was said before is whole.
+        let heard = Message::read(&theirs, &Wait::new(SOON, None)).expect("read").expect("one");
+        assert_eq!((heard.code, heard.payload), (2, message.payload));
     }
 }

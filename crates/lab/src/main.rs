@@ -208,7 +208,6 @@ fn main() -> ExitCode {
             ExitCode::from(match error {
                 Error::Unknown(_) | Error::NotOfShootOut(_) | Error::Description { .. } => 2,
                 Error::NotYet { .. } | Error::Damaged { .. } | Error::OtherSource { .. } => 3,
-                Error::Interrupted => 130,
                 _ => 1,
             })
         }

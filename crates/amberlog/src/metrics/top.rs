@@ -1,6 +1,7 @@
 //! What `amberlog top` shows of disks that are busy: requests a second, and how long they took, since the last look.
 
 use super::snapshot;
+use crate::serve::ask::text;
 use serde_json::Value;
 
 /// What is shown: the head of the column and where the histogram stands in the disk's entry.
@@ -22,8 +23,7 @@ pub fn table(earlier: Option<(&Value, f64)>, now: &Value) -> String {
     for vm in now.as_array().into_iter().flatten() {
         for disk in vm["disks"].as_array().into_iter().flatten().filter(|disk| disk["io"].is_object()) {
             let before = earlier.and_then(|(vms, _)| find(vms, &vm["vm"], &disk["name"]));
-            let name = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-            let mut line = format!("{:<16} {:<12}", name(&vm["vm"]), name(&disk["name"]));
+            let mut line = format!("{:<16} {:<12}", text(&vm["vm"]), text(&disk["name"]));
             for key in ["read_requests", "write_requests", "flush_requests"] {
                 let count = |disk: &Value| disk["io"][key].as_u64().unwrap_or_default();
                 let cell = match (before, earlier) {

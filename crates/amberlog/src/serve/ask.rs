@@ -7,6 +7,7 @@ use crate::vm::qemu;
 use crate::vm::watched::Watched;
 use anyhow::Context;
 use clap::Args;
+use command_line::output::in_a_line;
 use serde_json::{Value, json};
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, IsTerminal, Write};
@@ -290,7 +291,11 @@ pub fn flush(args: &FlushArgs) -> ExitCode {
     end((|| {
         let question = json!({"command": "flush", "vm": args.vm, "patience_seconds": args.patience});
         let answer = args.daemon.ask(&question, Duration::from_secs(args.patience) + PATIENCE)?;
-        Ok(print(&format!("{}: {} blocks were owed and are home\n", args.vm, answer["blocks"]))?)
+        Ok(print(&format!(
+            "{}: {} blocks were owed and are home\n",
+            args.vm,
+            answer["blocks"].as_u64().unwrap_or_default()
+        ))?)
     })())
 }
 
@@ -307,7 +312,7 @@ pub fn placement(args: &PlacementArgs) -> ExitCode {
             "patience_seconds": args.patience,
         });
         let answer = args.daemon.ask(&question, Duration::from_secs(args.patience) + PATIENCE)?;
-        let when = answer["when"].as_str().unwrap_or_default();
+        let when = text(&answer["when"]);
         Ok(print(&format!("{}, {}: {placement} ({when})\n", args.vm, args.disk))?)
     })())
 }
@@ -399,7 +404,7 @@ pub fn health(args: &HealthArgs) -> ExitCode {
     } else if is_healthy {
         "all is well\n".to_owned()
     } else {
-        problems.iter().map(|problem| format!("{problem}\n")).collect()
+        problems.iter().map(|problem| format!("{}\n", in_a_line(problem))).collect()
     };
     match print(&text) {
         Ok(()) if is_healthy => ExitCode::SUCCESS,
@@ -421,9 +426,8 @@ pub fn upgrade(args: &UpgradeArgs) -> ExitCode {
             anyhow::bail!("{error}");
         }
         for vm in &vms {
-            let outcome = error(vm)
-                .map_or_else(|| vm["version"].as_str().unwrap_or_default().to_owned(), |error| format!("NOT: {error}"));
-            print(&format!("{}: {outcome}\n", vm["vm"].as_str().unwrap_or_default()))?;
+            let outcome = error(vm).map_or_else(|| text(&vm["version"]), |error| format!("NOT: {}", in_a_line(&error)));
+            print(&format!("{}: {outcome}\n", text(&vm["vm"])))?;
         }
         let failed = vms.iter().filter_map(error).count();
         anyhow::ensure!(failed == 0, "{failed} VMs have not been upgraded; each line says why");
@@ -465,6 +469,11 @@ pub fn arguments(args: &ArgumentsArgs) -> ExitCode {
 
 pub use command_line::output::text as print;
 
+/// What a worker says, for people: it may say anything.
+pub fn text(value: &Value) -> String {
+    in_a_line(value.as_str().unwrap_or_default()).into_owned()
+}
+
 fn shell_word(text: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./,=:+".contains(c);
     if !text.is_empty() && text.chars().all(is_plain) {
@@ -475,8 +484,7 @@ fn shell_word(text: &str) -> String {
 
 /// Where the journals of a disk live, and where they do at this moment if that is another place.
 fn shown_placement(disk: &Value) -> String {
-    let text = |key: &str| disk[key].as_str().unwrap_or_default().to_owned();
-    let (wanted, effective) = (text("placement"), text("placement_effective"));
+    let (wanted, effective) = (text(&disk["placement"]), text(&disk["placement_effective"]));
     if effective.is_empty() || effective == wanted { wanted } else { format!("{wanted}>{effective}") }
 }
 
@@ -487,9 +495,9 @@ fn table(vms: &Value) -> String {
         "VM", "DISK", "PLACEMENT", "HELD", "COPIED", "COMMITS", "JOURNAL MB", "HOME MB", "STATE"
     )];
     for vm in vms.as_array().into_iter().flatten() {
-        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-        let pending =
-            vm["pending"].as_str().map_or(String::new(), |pending| format!(" ({pending}, when its VMM has ended)"));
+        let pending = vm["pending"]
+            .as_str()
+            .map_or(String::new(), |pending| format!(" ({}, when its VMM has ended)", in_a_line(pending)));
         let (name, state) = (text(&vm["vm"]), text(&vm["state_text"]) + &pending);
         let disks = vm["disks"].as_array().cloned().unwrap_or_default();
         if disks.is_empty() {
@@ -512,7 +520,7 @@ fn table(vms: &Value) -> String {
                 megabytes("home_bytes_to_storage"),
             ));
             if let Some(fault) = disk["fault"].as_str() {
-                lines.push(format!("  {name} {}: {fault}", text(&disk["name"])));
+                lines.push(format!("  {name} {}: {}", text(&disk["name"]), in_a_line(fault)));
             }
         }
     }
@@ -533,6 +541,19 @@ fn memory_line(memory: &Value) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Of a worker that somebody else has in his hands.
+    #[test]
+    fn what_a_worker_says_does_not_steer_a_terminal() {
+        let evil = "\x1b]0;x\x07\u{9b}2J\nvm b is held";
+        let io = json!({"read_requests": 1});
+        let disk = json!({"name": evil, "placement": evil, "placement_effective": evil, "fault": evil, "io": io});
+        let vm = |disks: Value| json!({"vm": "a", "state_text": evil, "pending": evil, "disks": disks});
+        let vms = json!([vm(json!([disk])), vm(json!([]))]);
+        let shown = table(&vms) + &crate::metrics::top::table(None, &vms);
+        assert!(shown.chars().all(|character| character == '\n' || !character.is_control()), "{shown:?}");
+        assert_eq!(shown.lines().count(), 6, "{shown}");
+    }
 
     #[test]
     fn the_memory_of_all_vms_is_one_line_where_it_is_bounded() {

@@ -33,6 +33,20 @@ const LONG_MAX: usize = 24;
 /// The VMs by name, as the daemon has them at the moment.
 pub type Slots = Arc<Mutex<BTreeMap<String, Arc<Supervised>>>>;
 
+/// Those that are not over. The lock on all of them is not held while one of them is asked: a VM that is slow to say it keeps nobody from
+/// the others, nor the watchdog from saying that the daemon lives.
+pub fn living(slots: &Slots) -> Vec<(String, Arc<Supervised>)> {
+    let all = slots.lock().expect("no panic under this lock").clone();
+    all.into_iter().filter(|(_, slot)| !slot.is_over()).collect()
+}
+
+/// The one of this name, if it is not over; in the same way.
+fn find(slots: &Slots, name: &str) -> anyhow::Result<Arc<Supervised>> {
+    let slot = slots.lock().expect("no panic under this lock").get(name).cloned();
+    let slot = slot.filter(|slot| !slot.is_over());
+    slot.with_context(|| format!("there is no vm {name} in the configuration"))
+}
+
 #[derive(Deserialize)]
 #[serde(tag = "command", rename_all = "kebab-case", deny_unknown_fields)]
 enum Question {
@@ -230,10 +244,9 @@ impl Drop for Place {
 pub fn hand_over_all(slots: &Slots, patience: Duration, with_paused: bool) -> anyhow::Result<()> {
     let deadline = Instant::now() + patience;
     // Those that were taken out and are over stay there until the next reload.
-    let all = slots.lock().expect("no panic under this lock").clone();
-    let all: Vec<_> = all.into_values().filter(|slot| !slot.is_over()).collect();
-    all.iter().try_for_each(|slot| slot.ask(&Asked::CheckLeft { with_paused }, Duration::ZERO).map(drop))?;
-    all.iter().try_for_each(|slot| {
+    let all = living(slots);
+    all.iter().try_for_each(|(_, slot)| slot.ask(&Asked::CheckLeft { with_paused }, Duration::ZERO).map(drop))?;
+    all.iter().try_for_each(|(_, slot)| {
         let left = deadline.saturating_duration_since(Instant::now());
         slot.ask(&Asked::HandOver { patience_seconds: left.as_secs().max(1) }, left).map(drop)
     })
@@ -267,13 +280,12 @@ fn upgrade_each<S>(
 
 /// What `status` says of all VMs.
 pub fn status_of_all(slots: &Slots, memory: &HostMemory) -> Value {
-    let all: Vec<_> = slots.lock().expect("no panic under this lock").values().cloned().collect();
+    let all = living(slots);
     // At once: one whose worker does not answer keeps no other one waiting.
     let mut all: Vec<Value> = std::thread::scope(|scope| {
         let asked: Vec<_> = all
             .iter()
-            .filter(|slot| !slot.is_over())
-            .map(|slot| (slot, std::thread::Builder::new().spawn_scoped(scope, || slot.status())))
+            .map(|(_, slot)| (slot, std::thread::Builder::new().spawn_scoped(scope, || slot.status())))
             .collect();
         let answer = |(slot, thread): (&Arc<Supervised>, std::io::Result<std::thread::ScopedJoinHandle<'_, Value>>)| {
             // Without a thread it is asked here.
@@ -290,15 +302,7 @@ fn answer(stream: &UnixStream, slots: &Slots, memory: &HostMemory, run: &Path) -
     let mut line = String::new();
     BufReader::new(stream.take(LINE_BYTES_MAX)).read_line(&mut line).context("reading the question")?;
     let question: Question = serde_json::from_str(&line).context("understanding the question")?;
-    // The lock is not held while anything is done: others ask, too.
-    let find = |name: &str| {
-        let slots = slots.lock().expect("no panic under this lock");
-        slots
-            .get(name)
-            .filter(|slot| !slot.is_over())
-            .cloned()
-            .with_context(|| format!("there is no vm {name} in the configuration"))
-    };
+    let find = |name: &str| find(slots, name);
     let seconds = |seconds: u64| Duration::from_secs(seconds.min(86_400));
     match question {
         Question::Status { vm: Some(name) } => {
@@ -321,10 +325,9 @@ fn answer(stream: &UnixStream, slots: &Slots, memory: &HostMemory, run: &Path) -
         Question::Upgrade { vm, anyway } => {
             let of: Vec<_> = match vm {
                 Some(name) => vec![(name.clone(), find(&name)?)],
-                None => slots.lock().expect("no panic under this lock").clone().into_iter().collect(),
+                None => living(slots),
             };
             let (program, version) = crate::worker::Program::installed()?;
-            let of = of.into_iter().filter(|(_, slot)| !slot.is_over());
             Ok(json!({"schema": 1, "vms": upgrade_each(of, &version, |slot| slot.upgrade(&program, anyway))}))
         }
         Question::Freeze { vm, seconds } => find(&vm)?.ask(&Asked::Freeze { seconds }, Duration::from_secs(seconds)),

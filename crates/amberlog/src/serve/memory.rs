@@ -5,7 +5,7 @@
 //! story: a worker that does not answer counts with what it held last, and is asked again when it has answered or given up; one
 //! that follows another hears its room with the next question. Without this thread each VM has its own budget, and no more.
 
-use super::control::Slots;
+use super::control::{Slots, living};
 use super::supervised::Supervised;
 use super::work::Asked;
 use serde_json::{Value, json};
@@ -55,15 +55,7 @@ pub fn look_after(memory: &Arc<HostMemory>, slots: &Slots) -> std::io::Result<()
     std::thread::Builder::new().name("memory".to_owned()).spawn(move || {
         loop {
             memory.wait_until_wanted();
-            let all: Vec<_> = {
-                let slots = slots.lock().expect("no panic under this lock");
-                slots
-                    .iter()
-                    .filter(|(_, slot)| !slot.is_over())
-                    .map(|(name, slot)| (name.clone(), slot.clone()))
-                    .collect()
-            };
-            memory.look(&all);
+            memory.look(&living(&slots));
         }
     })?;
     Ok(())

@@ -570,16 +570,13 @@ impl Vms {
         let wish = |name: &String| config.vms.get(name).map(|vm| Wish::Serve(Arc::clone(text), vm.on_crash));
         let living = known.iter().filter(|(_, slot)| !slot.is_over());
         want_at_once(by, living.map(|(name, slot)| (slot, wish(name).unwrap_or(Wish::Gone))));
-        let mut slots = self.slots.lock().expect("no panic under this lock");
-        // Those that have ended since they were taken out.
-        let ended: Vec<_> = slots.iter().filter(|(_, slot)| slot.is_over()).map(|(name, _)| name.clone()).collect();
-        for name in ended {
-            slots.remove(&name);
-            if let Some(thread) = self.threads.remove(&name) {
+        // Those that have ended since they were taken out. Nobody waits for the lock on all while one of them ends.
+        for name in known.iter().filter(|(_, slot)| slot.is_over()).map(|(name, _)| name) {
+            self.slots.lock().expect("no panic under this lock").remove(name);
+            if let Some(thread) = self.threads.remove(name) {
                 self.is_left |= !thread.join().unwrap_or_default();
             }
         }
-        drop(slots);
         for (name, vm) in &config.vms {
             if self.threads.contains_key(name) {
                 continue;

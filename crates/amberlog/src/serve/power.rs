@@ -4,7 +4,7 @@
 //! directory says so, and outlives the daemon: whoever kills that does not put the mains back. Must never: leave a journal held on
 //! battery and say that all is well. Failure story: what could not be handed over is named, with its reason; the rest is on storage.
 
-use super::control::Slots;
+use super::control::{Slots, living};
 use super::supervised::Supervised;
 use super::work::DiskChange;
 use crate::vm::VmOptions;
@@ -56,8 +56,7 @@ pub fn set(slots: &Slots, run: &Path, on_battery: bool, patience: Duration) -> a
     noted.with_context(|| format!("noting at {} whether the host runs on battery", flag.display()))?;
     log::info!("the host runs on {}", if on_battery { "battery: journals go to storage" } else { "mains" });
     // Those that were taken out and are over stay there until the next reload.
-    let all = slots.lock().expect("no panic under this lock").clone();
-    let all: Vec<_> = all.into_values().filter(|slot| !slot.is_over()).collect();
+    let all: Vec<_> = living(slots).into_iter().map(|(_, slot)| slot).collect();
     let deadline = Instant::now() + patience;
     // All at once: a battery is not patient.
     let threads: Vec<_> = all

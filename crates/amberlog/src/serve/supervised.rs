@@ -305,6 +305,13 @@ impl Supervised {
         self.lock().is_over
     }
 
+    /// As while a thread of it is busy under its lock.
+    #[cfg(test)]
+    pub(super) fn while_it_is_busy<T>(&self, then: impl FnOnce() -> T) -> T {
+        let _busy = self.lock();
+        then()
+    }
+
     /// Log lines of this thread are about this VM.
     fn enter(&self) -> log_context::Entered {
         log_context::enter(log_context::Context::vm(&self.name))
@@ -398,11 +405,15 @@ impl Supervised {
     }
 
     /// Its VMM has ended, and no worker goes on with it: what it was owed is in its files from here on.
-    fn let_go(&self, charge: &mut Charge, inner: &mut Inner) {
-        inner.owed.extend(charge.directory());
+    fn let_go(&self, charge: &mut Charge) -> MutexGuard<'_, Inner> {
+        let directory = charge.directory();
+        // Not under the lock: the threads of its doors are waited for, and somebody may ask how the VM is meanwhile.
         charge.clear();
+        let mut inner = self.lock();
+        inner.owed.extend(directory);
         inner.is_held = false;
         inner.doubt = None;
+        inner
     }
 
     /// Waits while its workers die again and again. False when it is not wanted: then it is over. A guest that was served is not
@@ -413,7 +424,8 @@ impl Supervised {
             inner.vmm = charge.living_vmm();
             if charge.vmm_has_ended() {
                 // Nothing hangs any more.
-                self.let_go(charge, &mut inner);
+                drop(inner);
+                inner = self.let_go(charge);
                 inner.deaths.forgive();
             } else if matches!(inner.wish, Wish::Stop | Wish::Leave) {
                 break;
@@ -461,6 +473,7 @@ impl Supervised {
         }
         // Where its guest may still be there, it has not done what it was to do.
         if status.success() && !charge.is_served() {
+            drop(inner);
             charge.clear();
             return Ok(());
         }
@@ -510,7 +523,7 @@ impl Supervised {
             watched.wait(ENDING_PATIENCE);
         }
         match charge.living_vmm() {
-            None => self.let_go(charge, &mut self.lock()),
+            None => drop(self.let_go(charge)),
             Some(pid) => {
                 // Another user's, perhaps: as if nothing else had been wanted.
                 let mut inner = self.lock();
@@ -744,6 +757,8 @@ impl Supervised {
             json!({"schema": 1, "vm": self.name, "disks": [], "state": state, "state_text": text, "pid": vmm,
                 "vmm_pid": vmm, "pending": null})
         });
+        // A worker may say anything, and this is known here: what one says must not be read as another VM's.
+        entry["vm"] = json!(self.name);
         let inner = self.lock();
         let directory = self.place.look();
         entry["directory"] = json!(directory.as_ref().map(|(path, _)| path));
@@ -777,6 +792,24 @@ mod tests {
             assert!(entry_of(answer.clone()).is_err(), "{answer}");
         }
         assert_eq!(entry_of(json!({"vms": [{"vm": "a"}]})).expect("an entry"), json!({"vm": "a"}));
+    }
+
+    /// One that somebody else has in his hands.
+    #[test]
+    fn a_worker_speaks_for_its_own_vm() {
+        let supervised = Supervised::new("own", Wish::Gone, true, Charge::default());
+        let (ours, theirs) = Channel::pair().expect("a pair");
+        supervised.lock().worker = Some(Running { channel: Arc::new(ours), pid: std::process::id(), process: None });
+        let worker = std::thread::spawn(move || {
+            let (_, mut descriptors) = Channel::from(theirs).receive::<Order>().expect("read").expect("a question");
+            let stream = UnixStream::from(descriptors.remove(0));
+            BufReader::new(&stream).read_line(&mut String::new()).expect("the question");
+            let answer = json!({"vms": [{"vm": "other", "state": "running", "state_text": "running", "disks": []}]});
+            writeln!(&stream, "{answer}").expect("answered");
+        });
+        let status = supervised.status();
+        assert_eq!((&status["vm"], &status["state"]), (&json!("own"), &json!("running")), "{status}");
+        worker.join().expect("no panic");
     }
 
     #[test]

@@ -275,7 +275,7 @@ fn a_run_that_is_told_to_end_leaves_no_process_and_no_directory() {
         assert!(Instant::now() < deadline, "it ends in time");
         std::thread::sleep(Duration::from_millis(20));
     };
-    assert_eq!(status.code(), Some(130));
+    assert_eq!(status.code(), Some(1));
     while !processes_with(&words).is_empty() {
         assert!(Instant::now() < deadline, "{:?}", processes_with(&words));
         std::thread::sleep(Duration::from_millis(20));

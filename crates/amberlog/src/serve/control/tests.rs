@@ -1,7 +1,11 @@
 //! Questions as somebody could send them who has got as far as the socket.
 
+use super::super::supervised::Wish;
 use super::*;
+use crate::supervisor::Charge;
+use std::sync::Barrier;
 use std::sync::atomic::AtomicBool;
+use std::sync::mpsc::channel;
 
 #[path = "../../../../../fuzz/src/exercise.rs"]
 mod exercise;
@@ -50,6 +54,40 @@ fn a_question_is_understood_or_a_sentence_comes_back() {
     let error = asked(b"{\"command\":\"flush\",\"vm\":\"../x\",\"patience_seconds\":18446744073709551615}\n")
         .expect_err("no vm");
     assert!(error.to_string().contains("there is no vm ../x"), "{error}");
+}
+
+/// The thread of one VM is busy, and somebody asks how that one is: who asks for another one is answered.
+#[test]
+fn a_busy_vm_keeps_nobody_from_another_one() {
+    let slots = Slots::default();
+    for name in ["busy", "idle"] {
+        let slot = Supervised::new(name, Wish::Gone, true, Charge::default());
+        slots.lock().expect("no panic under this lock").insert(name.to_owned(), slot);
+    }
+    let busy = find(&slots, "busy").expect("there");
+    let askers = busy.while_it_is_busy(|| {
+        let began = Arc::new(Barrier::new(3));
+        let (of_one, of_all) = [&slots, &slots].map(|slots| (Arc::clone(slots), Arc::clone(&began))).into();
+        let one = std::thread::spawn(move || {
+            of_one.1.wait();
+            find(&of_one.0, "busy").is_ok()
+        });
+        let all = std::thread::spawn(move || {
+            of_all.1.wait();
+            living(&of_all.0).len() == 2
+        });
+        began.wait();
+        // Until they wait for the busy one.
+        std::thread::sleep(Duration::from_millis(100));
+        let (answer, answered) = channel();
+        let slots = Arc::clone(&slots);
+        std::thread::spawn(move || answer.send(find(&slots, "idle").is_ok()));
+        assert!(answered.recv_timeout(Duration::from_secs(20)).expect("an answer"));
+        [one, all]
+    });
+    for asker in askers {
+        assert!(asker.join().expect("no panic"));
+    }
 }
 
 #[test]
