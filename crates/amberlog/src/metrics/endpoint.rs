@@ -1,26 +1,33 @@
 //! Where Prometheus comes to look: HTTP on a Unix socket or a TCP address, off unless the configuration names one.
 //!
 //! It knows one document and no names or passwords: bind it to this machine, or to a network whose members may know how busy the
-//! disks are. Must never: let somebody who comes and says nothing keep others away, or the daemon from its work. Failure story:
-//! a request that is no request gets an answer that says so, and the connection ends; a document that cannot be made is 500.
+//! disks are. Must never: let somebody who comes and says nothing, or takes no answer, keep others away, or the daemon from its work: where
+//! there is no place for the next, the oldest of those goes. Failure story: a request that is no request gets an answer that says so, and
+//! the connection ends; a document that cannot be made is 500.
 
 use super::text::{Format, render};
 use anyhow::Context;
 use serde_json::Value;
-use std::io::{Read, Write};
+use std::collections::BTreeMap;
+use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 /// Scrapes at a time.
 const SCRAPES_MAX: usize = 8;
 /// Bytes of a request's head.
 const HEAD_BYTES_MAX: usize = 8 << 10;
-/// How long a request, and its answer, may take.
+/// How long a request may take, all of it, and the way of its answer.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// An honest scraper has asked within this time.
+const GRACE: Duration = Duration::from_millis(500);
+/// Between two looks whether there is a place.
+const PAUSE: Duration = Duration::from_millis(20);
+/// Bytes that are written with one call: each of the kernel's buffers would have the time of the call anew.
+const PART_BYTES: usize = 16 << 10;
 
 /// One place where it listens.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -60,26 +67,43 @@ pub struct Endpoint {
     addresses: Vec<std::net::SocketAddr>,
 }
 
-trait Stream: Read + Write + Send {
-    fn set_patience(&self, time: Duration) -> std::io::Result<()>;
+trait Stream: Send + Sync {
+    fn read(&self, bytes: &mut [u8]) -> io::Result<usize>;
+    fn write(&self, bytes: &[u8]) -> io::Result<usize>;
+    fn set_patience(&self, time: Duration) -> io::Result<()>;
+    /// Whoever waits for it waits no more.
+    fn end(&self);
 }
 
-impl Stream for TcpStream {
-    fn set_patience(&self, time: Duration) -> std::io::Result<()> {
-        self.set_read_timeout(Some(time))?;
-        self.set_write_timeout(Some(time))
-    }
+macro_rules! stream {
+    ($kind:ty) => {
+        impl Stream for $kind {
+            fn read(&self, bytes: &mut [u8]) -> io::Result<usize> {
+                Read::read(&mut &*self, bytes)
+            }
+
+            fn write(&self, bytes: &[u8]) -> io::Result<usize> {
+                Write::write(&mut &*self, bytes)
+            }
+
+            fn set_patience(&self, time: Duration) -> io::Result<()> {
+                self.set_read_timeout(Some(time))?;
+                self.set_write_timeout(Some(time))
+            }
+
+            fn end(&self) {
+                // It may have gone first.
+                let _ = self.shutdown(std::net::Shutdown::Both);
+            }
+        }
+    };
 }
 
-impl Stream for UnixStream {
-    fn set_patience(&self, time: Duration) -> std::io::Result<()> {
-        self.set_read_timeout(Some(time))?;
-        self.set_write_timeout(Some(time))
-    }
-}
+stream!(TcpStream);
+stream!(UnixStream);
 
 /// Waits for whoever comes next.
-type Accept = Box<dyn Fn() -> std::io::Result<Box<dyn Stream>> + Send>;
+type Accept = Box<dyn Fn() -> io::Result<Arc<dyn Stream>> + Send>;
 
 impl Endpoint {
     /// Listens at all addresses, and answers in threads of its own for as long as the process lives. `open` gives a socket to those
@@ -101,19 +125,19 @@ impl Endpoint {
                     let listener =
                         TcpListener::bind(name).with_context(|| format!("listening at {name} for metrics"))?;
                     endpoint.addresses.push(listener.local_addr()?);
-                    Box::new(move || Ok(Box::new(listener.accept()?.0) as Box<dyn Stream>))
+                    Box::new(move || Ok(Arc::new(listener.accept()?.0) as Arc<dyn Stream>))
                 }
                 Address::Unix(path) => {
                     let listener = listen(path)?;
                     endpoint.sockets.push(path.clone());
                     open(path)?;
-                    Box::new(move || Ok(Box::new(listener.accept()?.0) as Box<dyn Stream>))
+                    Box::new(move || Ok(Arc::new(listener.accept()?.0) as Arc<dyn Stream>))
                 }
             });
         }
-        let slots = Arc::new(AtomicUsize::new(0));
+        let places = Arc::new(Places::default());
         for accept in all {
-            let (slots, source) = (Arc::clone(&slots), Arc::clone(source));
+            let (places, source) = (Arc::clone(&places), Arc::clone(source));
             std::thread::Builder::new().name("metrics".to_owned()).spawn(move || {
                 loop {
                     let Ok(stream) = accept() else {
@@ -121,10 +145,10 @@ impl Endpoint {
                         std::thread::sleep(Duration::from_millis(100));
                         continue;
                     };
-                    let slot = Slot::take(&slots);
+                    let place = Place::take(&places, &stream);
                     let source = Arc::clone(&source);
                     let _ = std::thread::Builder::new().name("scrape".to_owned()).spawn(move || {
-                        if let Err(error) = answer(stream, slot.is_some(), &source) {
+                        if let Err(error) = answer(&*stream, place, &source) {
                             log::debug!("a scrape ended early: {error}");
                         }
                     });
@@ -168,25 +192,68 @@ fn listen(path: &Path) -> anyhow::Result<UnixListener> {
     }
 }
 
-/// One scrape's place among those at once.
-struct Slot(Arc<AtomicUsize>);
+/// Somebody who has connected.
+struct Scraper {
+    stream: Arc<dyn Stream>,
+    since: Instant,
+    /// It has asked, and its answer is made: it is not waited for.
+    is_answered: bool,
+}
 
-impl Slot {
-    fn take(slots: &Arc<AtomicUsize>) -> Option<Self> {
-        let slot = Slot(Arc::clone(slots));
-        (slots.fetch_add(1, Ordering::AcqRel) < SCRAPES_MAX).then_some(slot)
+/// All of them, by number, which is by age.
+#[derive(Default)]
+struct Places(Mutex<(u64, BTreeMap<u64, Scraper>)>);
+
+/// One scrape's place among those at once.
+struct Place {
+    places: Arc<Places>,
+    number: u64,
+}
+
+impl Places {
+    fn lock(&self) -> MutexGuard<'_, (u64, BTreeMap<u64, Scraper>)> {
+        self.0.lock().expect("no panic under this lock")
     }
 }
 
-impl Drop for Slot {
+impl Place {
+    /// Waits for one: where there is none, whoever has had his time and is waited for makes room. None where all are being answered.
+    fn take(places: &Arc<Places>, stream: &Arc<dyn Stream>) -> Option<Self> {
+        loop {
+            let mut all = places.lock();
+            if all.1.len() >= SCRAPES_MAX {
+                let (number, since) = all.1.iter().find(|(_, one)| !one.is_answered).map(|(n, one)| (*n, one.since))?;
+                if since.elapsed() < GRACE {
+                    drop(all);
+                    std::thread::sleep(PAUSE);
+                    continue;
+                }
+                if let Some(gone) = all.1.remove(&number) {
+                    gone.stream.end();
+                }
+            }
+            all.0 += 1;
+            let number = all.0;
+            all.1.insert(number, Scraper { stream: Arc::clone(stream), since: Instant::now(), is_answered: false });
+            return Some(Place { places: Arc::clone(places), number });
+        }
+    }
+
+    fn set_answered(&self, is_answered: bool) {
+        if let Some(scraper) = self.places.lock().1.get_mut(&self.number) {
+            scraper.is_answered = is_answered;
+        }
+    }
+}
+
+impl Drop for Place {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::AcqRel);
+        self.places.lock().1.remove(&self.number);
     }
 }
 
 /// The head of a request, up to its empty line; none if it is too long, or does not come in time.
-fn head(stream: &mut dyn Stream) -> std::io::Result<Option<String>> {
-    let deadline = Instant::now() + PATIENCE;
+fn head(stream: &dyn Stream, deadline: Instant) -> io::Result<Option<String>> {
     let mut bytes = Vec::new();
     let mut part = [0; 1024];
     while !bytes.windows(4).any(|end| end == b"\r\n\r\n") {
@@ -201,6 +268,24 @@ fn head(stream: &mut dyn Stream) -> std::io::Result<Option<String>> {
         }
     }
     Ok(String::from_utf8(bytes).ok())
+}
+
+/// Writes all of it until some moment, however slowly it is taken.
+fn write_until(stream: &dyn Stream, mut bytes: &[u8], deadline: Instant) -> io::Result<()> {
+    while !bytes.is_empty() {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        stream.set_patience(left)?;
+        match stream.write(&bytes[..bytes.len().min(PART_BYTES)]) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(taken) => bytes = &bytes[taken..],
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
 }
 
 /// What is answered to the head of a request: status line, type, document.
@@ -235,23 +320,22 @@ fn response(head: Option<&str>, source: &Source) -> (&'static str, &'static str,
     }
 }
 
-fn answer(mut stream: Box<dyn Stream>, has_place: bool, source: &Source) -> std::io::Result<()> {
-    stream.set_patience(PATIENCE)?;
-    let (status, kind, document) = if has_place {
-        let head = head(&mut *stream)?;
+fn answer(stream: &dyn Stream, place: Option<Place>, source: &Source) -> io::Result<()> {
+    let (status, kind, document) = if let Some(place) = &place {
+        let head = head(stream, Instant::now() + PATIENCE)?;
+        place.set_answered(true);
         let (status, kind, document) = response(head.as_deref(), source);
+        place.set_answered(false);
         let is_head = head.is_some_and(|head| head.starts_with("HEAD "));
         (status, kind, if is_head { String::new() } else { document })
     } else {
         ("503 Service Unavailable", "text/plain; charset=utf-8", "too many ask at once\n".to_owned())
     };
-    stream.set_patience(PATIENCE)?;
-    write!(
-        stream,
+    let answer = format!(
         "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{document}",
         document.len()
-    )?;
-    stream.flush()
+    );
+    write_until(stream, answer.as_bytes(), Instant::now() + PATIENCE)
 }
 
 #[cfg(test)]
@@ -324,24 +408,79 @@ mod tests {
         assert!(!path.exists());
     }
 
+    /// What a request is answered; empty if it was sent away before it had asked.
+    fn told(path: &Path) -> String {
+        let mut stream = UnixStream::connect(path).expect("connected");
+        let _ = stream.write_all(b"GET / HTTP/1.1\r\n\r\n");
+        let mut bytes = Vec::new();
+        let _ = stream.read_to_end(&mut bytes);
+        String::from_utf8(bytes).expect("text")
+    }
+
+    /// They stay, and say nothing; so do as many after them.
     #[test]
     fn those_who_say_nothing_keep_nobody_away() {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("metrics.sock");
         let _endpoint = Endpoint::start(&[Address::Unix(path.clone())], |_| Ok(()), &source()).expect("started");
-        let silent: Vec<_> = (0..SCRAPES_MAX).map(|_| UnixStream::connect(&path).expect("connected")).collect();
-        // Beyond as many as there are places, one is told so at once, and has a place when those have left.
-        let told = || {
-            let mut stream = UnixStream::connect(&path).expect("connected");
-            // It may have been sent away before it has asked.
-            let _ = stream.write_all(b"GET / HTTP/1.1\r\n\r\n");
-            let mut bytes = Vec::new();
-            let _ = stream.read_to_end(&mut bytes);
-            String::from_utf8(bytes).expect("text")
-        };
-        while !told().starts_with("HTTP/1.1 503") {}
-        drop(silent);
-        while !told().starts_with("HTTP/1.1 200") {}
+        let mut silent: Vec<_> = (0..SCRAPES_MAX).map(|_| UnixStream::connect(&path).expect("connected")).collect();
+        let answer = told(&path);
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+        // The oldest of them has gone.
+        assert_eq!(silent.remove(0).read(&mut [0; 1]).expect("the end"), 0);
+        silent.extend((0..SCRAPES_MAX).map(|_| UnixStream::connect(&path).expect("connected")));
+        let answer = told(&path);
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    }
+
+    /// Beyond as many as there are places, one is told so at once, and has a place when those have their answers.
+    #[test]
+    fn those_who_are_being_answered_are_not_sent_away() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("metrics.sock");
+        let (asked, is_asked) = std::sync::mpsc::channel();
+        let (go_on, wait) = std::sync::mpsc::channel::<()>();
+        let (asked, wait) = (Mutex::new(asked), Mutex::new(wait));
+        let slow: Source = Arc::new(move || {
+            asked.lock().expect("no panic").send(()).expect("somebody counts");
+            // Until the other end is dropped.
+            let _ = wait.lock().expect("no panic").recv();
+            json!({"vms": []})
+        });
+        let _endpoint = Endpoint::start(&[Address::Unix(path.clone())], |_| Ok(()), &slow).expect("started");
+        let askers: Vec<_> = (0..SCRAPES_MAX)
+            .map(|_| {
+                let path = path.clone();
+                std::thread::spawn(move || told(&path))
+            })
+            .collect();
+        (0..SCRAPES_MAX).for_each(|_| is_asked.recv().expect("one asks"));
+        let answer = told(&path);
+        assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 503"), "{answer}");
+        drop(go_on);
+        for asker in askers {
+            let answer = asker.join().expect("no panic");
+            assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+        }
+        while !told(&path).starts_with("HTTP/1.1 200") {}
+    }
+
+    /// Somebody who takes an answer byte by byte has a time for all of it.
+    #[test]
+    fn the_time_for_an_answer_is_for_all_of_it() {
+        let (ours, theirs) = UnixStream::pair().expect("a pair");
+        let (over, is_over) = std::sync::mpsc::channel::<()>();
+        let slow = std::thread::spawn(move || {
+            let mut part = vec![0; PART_BYTES];
+            while is_over.recv_timeout(Duration::from_millis(5)) == Err(std::sync::mpsc::RecvTimeoutError::Timeout)
+                && (&theirs).read(&mut part).is_ok()
+            {}
+        });
+        let document = vec![b'x'; 64 << 20];
+        let error = write_until(&ours, &document, Instant::now() + Duration::from_millis(100)).expect_err("in vain");
+        assert!(matches!(error.kind(), io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock), "{error}");
+        drop((over, ours));
+        slow.join().expect("no panic");
     }
 
     #[test]

@@ -1,5 +1,7 @@
-//! What a server has done, for Prometheus: `GET` anything on the metrics address.
+//! What a server has done, for Prometheus: `GET` anything on the metrics address. Whoever comes and says nothing has to go when there is no
+//! room for the next.
 
+use super::unknown::{PAUSE, Unknown};
 use std::fmt::Write;
 use std::io;
 use std::sync::Arc;
@@ -10,6 +12,8 @@ use tokio::net::{TcpListener, TcpStream};
 
 /// Scrapes at a time.
 const SCRAPES_MAX: usize = 8;
+/// How long one may take.
+pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Counters and gauges.
 #[derive(Debug, Default)]
@@ -75,20 +79,54 @@ impl Metrics {
     }
 }
 
-/// Answers scrapes for ever.
-pub(crate) async fn serve(listener: TcpListener, metrics: Arc<Metrics>) {
-    let slots = Arc::new(tokio::sync::Semaphore::new(SCRAPES_MAX));
+/// Answers scrapes for ever, each for so long at most.
+pub(crate) async fn serve(listener: TcpListener, metrics: Arc<Metrics>, patience: Duration) {
+    let scrapers = Unknown::with_room_for(SCRAPES_MAX);
     loop {
-        let Ok(slot) = Arc::clone(&slots).acquire_owned().await else { return };
+        while !scrapers.has_room() {
+            tokio::time::sleep(PAUSE).await;
+        }
         match listener.accept().await {
-            Ok((stream, _)) => {
+            Ok((stream, peer)) => {
                 let metrics = Arc::clone(&metrics);
+                let (entry, evicted) = Unknown::add(&scrapers, peer.ip());
                 tokio::spawn(async move {
-                    let _ = tokio::time::timeout(Duration::from_secs(5), metrics.scrape(stream)).await;
-                    drop(slot);
+                    tokio::select! {
+                        _ = tokio::time::timeout(patience, metrics.scrape(stream)) => {}
+                        _ = evicted => {}
+                    }
+                    drop(entry);
                 });
             }
             Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// They stay, and say nothing.
+    #[test]
+    fn those_who_say_nothing_keep_nobody_away() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        runtime.block_on(async {
+            let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+            let address = listener.local_addr().expect("its address");
+            tokio::spawn(serve(listener, Arc::default(), Duration::from_secs(3600)));
+            let mut silent = Vec::new();
+            for _ in 0..SCRAPES_MAX {
+                silent.push(TcpStream::connect(address).await.expect("connected"));
+            }
+            let mut stream = TcpStream::connect(address).await.expect("connected");
+            stream.write_all(b"GET / HTTP/1.1\r\n\r\n").await.expect("asked");
+            let mut answer = String::new();
+            let answered = tokio::time::timeout(Duration::from_secs(20), stream.read_to_string(&mut answer)).await;
+            answered.expect("not in an hour").expect("answered");
+            assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+            // The oldest of them has gone.
+            assert!(matches!(silent.remove(0).read(&mut [0; 1]).await, Ok(0) | Err(_)));
+        });
     }
 }

@@ -24,7 +24,7 @@ use std::time::Duration;
 use store_thread::{Operation, Reopen};
 use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, watch};
-use unknown::{PAUSE as UNKNOWN_PAUSE, Unknown};
+use unknown::{PAUSE as UNKNOWN_PAUSE, UNKNOWN_MAX, Unknown};
 
 /// Connections at a time.
 const CONNECTIONS_MAX: usize = 1024;
@@ -185,7 +185,7 @@ impl Server {
             Some(address) => {
                 let listener = bind(address)?;
                 let address = listener.local_addr()?;
-                runtime.spawn(metrics::serve(listener, Arc::clone(&metrics)));
+                runtime.spawn(metrics::serve(listener, Arc::clone(&metrics), metrics::PATIENCE));
                 Some(address)
             }
             None => None,
@@ -266,7 +266,7 @@ async fn accept(
     mut stopping: watch::Receiver<bool>,
     connections: Arc<Semaphore>,
 ) {
-    let unknown = Arc::new(Unknown::default());
+    let unknown = Unknown::with_room_for(UNKNOWN_MAX);
     loop {
         // Those too many wait in the kernel's queue until others have proven who they are or were dropped: after a server was
         // started again all of its clients come at once.

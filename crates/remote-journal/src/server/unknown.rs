@@ -1,14 +1,14 @@
-//! Connections whose peers have not proven who they are. Anybody can make them, so there are few; and so that nobody keeps
-//! others out with them, the oldest goes when there is no room for the next: one of the address that has the most.
+//! Connections whose peers have not proven who they are, or nobody asks to, as where metrics are. Anybody can make them, so there are few;
+//! and so that nobody keeps others out with them, the oldest goes when there is no room for the next: one of the address that has the most.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
-/// How many there may be at a time.
-const UNKNOWN_MAX: usize = 128;
+/// How many there may be at a time where journals are served.
+pub(super) const UNKNOWN_MAX: usize = 128;
 /// An honest peer proves who it is within this time.
 const GRACE: Duration = Duration::from_millis(500);
 /// Between two looks whether there is room.
@@ -21,17 +21,28 @@ struct Peer {
 }
 
 /// All of them, by number, which is by age.
-#[derive(Default)]
-pub(super) struct Unknown(Mutex<(u64, BTreeMap<u64, Peer>)>);
+pub(super) struct Unknown {
+    max: usize,
+    peers: Mutex<(u64, BTreeMap<u64, Peer>)>,
+}
 
 /// One of them; it is none any more when this is dropped.
 pub(super) struct Entry(Arc<Unknown>, u64);
 
 impl Unknown {
+    /// Nobody yet, and room for so many.
+    pub fn with_room_for(max: usize) -> Arc<Self> {
+        Arc::new(Unknown { max, peers: Mutex::default() })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, (u64, BTreeMap<u64, Peer>)> {
+        self.peers.lock().expect("no panic under this lock")
+    }
+
     /// Adds a connection; the other half hears when it has to go.
     pub fn add(this: &Arc<Self>, address: IpAddr) -> (Entry, oneshot::Receiver<()>) {
         let (evict, evicted) = oneshot::channel();
-        let mut peers = this.0.lock().expect("no panic under this lock");
+        let mut peers = this.lock();
         peers.0 += 1;
         let number = peers.0;
         peers.1.insert(number, Peer { address, since: Instant::now(), evict });
@@ -40,8 +51,8 @@ impl Unknown {
 
     /// Whether there is room for another one, which is made where somebody has had his time.
     pub fn has_room(&self) -> bool {
-        let peers = &mut self.0.lock().expect("no panic under this lock").1;
-        if peers.len() < UNKNOWN_MAX {
+        let peers = &mut self.lock().1;
+        if peers.len() < self.max {
             return true;
         }
         let Some(number) = victim(peers.iter().map(|(number, peer)| (*number, peer.address))) else { return true };
@@ -65,7 +76,7 @@ fn victim(peers: impl Iterator<Item = (u64, IpAddr)> + Clone) -> Option<u64> {
 
 impl Drop for Entry {
     fn drop(&mut self) {
-        self.0.0.lock().expect("no panic under this lock").1.remove(&self.1);
+        self.0.lock().1.remove(&self.1);
     }
 }
 
