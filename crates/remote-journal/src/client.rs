@@ -6,7 +6,7 @@ use crate::security::{self, ClientSecurity};
 use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::net::TcpStream;
 
 /// Which server, and how patiently.
@@ -92,6 +92,14 @@ impl ClientError {
 /// Half a second at 500 KB/s, and 100 MB/s over a local network.
 const SEND_BUFFER_BYTES: usize = 256 << 10;
 
+/// A log that is fetched comes at least so fast, after a server's first answer: a server that says a little now and then would keep a VM from
+/// its start.
+const FETCH_BYTES_PER_SECOND_MIN: u64 = 16 << 10;
+/// As much as a log is asked for at that pace at most, in logs: blocks are written anew, and kept until those before them are not needed.
+const FETCH_LOGS_MAX: u64 = 4;
+/// Batches that a writer adds while its log is fetched.
+const BATCHES_ADDED_MAX: u64 = 1 << 16;
+
 /// A connection to a server that knows who we are.
 pub struct Client {
     reader: FrameReader,
@@ -140,9 +148,15 @@ impl Client {
         }
     }
 
+    /// Waits for what is no mere sign of life: those do not make it wait longer.
     async fn answer(&mut self) -> Result<Message, ClientError> {
+        let asked = Instant::now();
         loop {
-            let message = self.reader.message(PAYLOAD_BYTES_MAX, self.timeout, self.timeout).await?;
+            let left = self.timeout.saturating_sub(asked.elapsed());
+            if left.is_zero() {
+                return Err(LinkError::TimedOut(self.timeout).into());
+            }
+            let message = self.reader.message(PAYLOAD_BYTES_MAX, left, self.timeout).await?;
             match message {
                 Message::Refuse { refusal, reason } => return Err(ClientError::Refused { refusal, reason }),
                 Message::Pong => {}
@@ -276,15 +290,37 @@ impl Client {
     /// its checksum compared.
     ///
     /// # Errors
-    /// When anything is missing or damaged, or no block of that log: no part of it is given then.
+    /// When anything is missing or damaged, or no block of that log, or it does not come to an end: no part of it is given then.
     pub async fn fetch(&mut self, status: &JournalStatus, log_blocks: u32) -> Result<FetchedLog, ClientError> {
+        let log_bytes = u64::from(log_blocks).saturating_mul(u64::from(status.block_bytes));
+        let bytes = status.bytes.min(log_bytes.saturating_mul(FETCH_LOGS_MAX));
+        let allowed = 2 * self.timeout + Duration::from_secs(bytes / FETCH_BYTES_PER_SECOND_MIN);
+        match tokio::time::timeout(allowed, self.fetch_patiently(status, log_blocks)).await {
+            Ok(fetched) => fetched,
+            Err(_) => {
+                let sentence =
+                    format!("{}: its log has not come to an end within {} s", status.name, allowed.as_secs());
+                Err(io::Error::new(io::ErrorKind::TimedOut, sentence).into())
+            }
+        }
+    }
+
+    async fn fetch_patiently(&mut self, status: &JournalStatus, log_blocks: u32) -> Result<FetchedLog, ClientError> {
         let JournalStatus { name, epoch, tail, .. } = status.clone();
         self.writer.send(&[Message::Fetch { name: name.clone(), epoch, from: tail }]).await?;
         let mut log = FetchedLog { status: status.clone(), blocks: HashMap::new() };
         let mut next = tail;
+        let batches_max = status.batches.saturating_add(BATCHES_ADDED_MAX);
         loop {
             match self.answer().await? {
                 Message::Batch(batch) if batch.epoch == epoch && batch.sequence == next => {
+                    let after = next.checked_add(1).filter(|after| after - tail <= batches_max);
+                    let Some(after) = after else {
+                        return Err(ClientError::Incomplete(format!(
+                            "{name}: more batches come than the {} that are kept of it; the server is not to be believed",
+                            status.batches
+                        )));
+                    };
                     if let Some(block) = batch.blocks.iter().find(|block| block.position >= log_blocks) {
                         return Err(ClientError::Incomplete(format!(
                             "{name}: log block {} was fetched for a journal of {log_blocks} blocks; it is another's",
@@ -303,7 +339,7 @@ impl Client {
                         )));
                     }
                     log.blocks.extend(batch.blocks.into_iter().map(|block| (block.position, block.content)));
-                    next += 1;
+                    next = after;
                 }
                 Message::Batch(batch) => {
                     return Err(ClientError::Incomplete(format!(
@@ -492,5 +528,113 @@ impl BlockingClient {
     /// The same.
     pub fn delete(&mut self, name: &str, even_live: bool) -> Result<(), ClientError> {
         self.runtime.block_on(self.client.delete(name, even_live))
+    }
+}
+
+/// Servers that say what none should.
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::message::Block;
+    use std::io::{Read, Write};
+    use std::net::TcpListener;
+
+    const NOW_AND_THEN: Duration = Duration::from_millis(20);
+
+    fn client(
+        timeout: Duration,
+        then: impl FnOnce(&mut dyn FnMut(Message) -> bool) + Send + 'static,
+    ) -> BlockingClient {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = listener.local_addr().expect("its address").to_string();
+        std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().expect("a client");
+            let mut questions = stream.try_clone().expect("a descriptor");
+            // What is asked is not looked at, until the client is gone.
+            let questions =
+                std::thread::spawn(move || while questions.read(&mut [0; 4096]).is_ok_and(|bytes| bytes > 0) {});
+            let mut say = |message: Message| {
+                let mut bytes = Vec::new();
+                message.write(&mut bytes);
+                stream.write_all(&bytes).is_ok()
+            };
+            say(Message::Challenge { nonce: [0; 32] });
+            say(Message::Welcome { identity: "me".to_owned() });
+            then(&mut say);
+            questions.join().expect("no panic");
+        });
+        let security = ClientSecurity { insecure: true, ..ClientSecurity::default() };
+        BlockingClient::connect(&ClientOptions { address, security, timeout }).expect("connects")
+    }
+
+    fn status(tail: u64, last: u64, batches: u64, bytes: u64) -> JournalStatus {
+        JournalStatus {
+            name: "j".to_owned(),
+            owner: [1; 16],
+            nonce: [2; 16],
+            epoch: 1,
+            fence: 1,
+            block_bytes: 512,
+            is_live: true,
+            is_recovered: false,
+            tail,
+            last,
+            batches,
+            bytes,
+        }
+    }
+
+    fn batch(sequence: u64) -> Message {
+        let block = Block::new(0, vec![7; 512].into());
+        Message::Batch(Batch { epoch: 1, sequence, tail: 1, blocks: vec![block] })
+    }
+
+    #[test]
+    fn signs_of_life_are_no_answer() {
+        let mut client = client(10 * NOW_AND_THEN, |say| {
+            for _ in 0..1000 {
+                std::thread::sleep(NOW_AND_THEN);
+                if !say(Message::Pong) {
+                    return;
+                }
+            }
+            say(Message::Journals(Vec::new()));
+        });
+        assert!(matches!(client.list(), Err(ClientError::Link(LinkError::TimedOut(_)))));
+    }
+
+    #[test]
+    fn a_log_that_does_not_come_to_an_end_is_given_up() {
+        // As fast as it can, from a log of three batches, whatever it says of the last.
+        for last in [3, u64::MAX] {
+            let mut client = client(Duration::from_secs(60), |say| {
+                let mut sequence = 1;
+                while sequence < 1 << 20 && say(batch(sequence)) {
+                    sequence += 1;
+                }
+                say(Message::Done);
+            });
+            let error = client.fetch(&status(1, last, 3, 100), 10).expect_err("more than there are");
+            assert!(error.is_damage() && error.to_string().contains("more batches come"), "{error}");
+        }
+        // Up to the last number that there is.
+        let mut end = client(Duration::from_secs(60), |say| {
+            say(batch(u64::MAX));
+            say(Message::Done);
+        });
+        let error = end.fetch(&status(u64::MAX, u64::MAX, 1, 100), 10).expect_err("no number follows");
+        assert!(error.is_damage(), "{error}");
+        // A batch now and then, of a log of many.
+        let mut slow = client(10 * NOW_AND_THEN, |say| {
+            for sequence in 1..=1000 {
+                std::thread::sleep(NOW_AND_THEN);
+                if !say(batch(sequence)) {
+                    return;
+                }
+            }
+            say(Message::Done);
+        });
+        let error = slow.fetch(&status(1, 1000, 1000, 100), 10).expect_err("it takes too long");
+        assert!(error.is_passing() && error.to_string().contains("has not come to an end"), "{error}");
     }
 }

@@ -567,6 +567,23 @@ fn a_reserve_is_not_let_go_for_being_short() {
     assert_eq!((medium.reserved_bytes(), medium.list().expect("listed").len()), (before, 0));
 }
 
+/// A client may say any number.
+#[test]
+fn whoever_writes_can_be_fenced_off_whatever_its_epoch_is() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let mut store = open(directory.path()).expect("opens");
+    assert!(store.begin(&name(0), [1; 16], [2; 16], u64::MAX - 1, 512).is_err(), "the last number");
+    let (id, epoch) = store.begin(&name(0), [1; 16], [2; 16], u64::MAX - 2, 512).expect("begun");
+    store.append(id, epoch, 1, 1, b"x").expect("it is its writer");
+    store.commit().expect("durable");
+    let fence = store.take(&name(0)).expect("taken").fence;
+    assert!(fence > epoch);
+    assert!(matches!(store.append(id, epoch, 2, 1, b"x"), Err(StoreError::Fenced { .. })));
+    // Who has recovered it must not be taken for who takes it now.
+    assert!(matches!(store.take(&name(0)), Err(StoreError::Refused(_))));
+    store.recovered(&name(0), epoch, [2; 16], fence).expect("its recoverer");
+}
+
 /// Somebody else fills the disk, and takes whatever is let go: what frees room goes on without end, over starts of the server.
 #[test]
 fn a_disk_that_others_fill_does_not_use_the_reserves_up() {

@@ -273,7 +273,8 @@ impl<M: Medium> Store<M> {
         self.check()?;
         let old = self.by_name.get(name).map(|id| self.journals[id].record.clone());
         let fence = old.as_ref().map_or(0, |old| old.fence);
-        let Some(epoch) = fence.max(epoch_min).checked_add(1) else {
+        // Not the last one: its writer could not be fenced off.
+        let Some(epoch) = fence.max(epoch_min).checked_add(1).filter(|epoch| *epoch < u64::MAX) else {
             return Err(StoreError::Refused(format!("{name} has no epoch left; delete it")));
         };
         let id = match &old {
@@ -351,10 +352,13 @@ impl<M: Medium> Store<M> {
     /// Fences off whoever writes to a journal, for its recovery.
     ///
     /// # Errors
-    /// When there is no such journal, or no room.
+    /// When there is no such journal, or no room, or no number that is higher than its writer's.
     pub fn take(&mut self, name: &str) -> Result<JournalInfo, StoreError> {
         let mut record = self.journal(name)?.record.clone();
-        record.fence = record.fence.saturating_add(1);
+        let Some(fence) = record.fence.checked_add(1) else {
+            return Err(StoreError::Refused(format!("{name} has no epoch left; delete it")));
+        };
+        record.fence = fence;
         self.change(record)?;
         Ok(self.journal(name)?.info())
     }
