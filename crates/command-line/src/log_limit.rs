@@ -126,7 +126,8 @@ fn number_of(record: &Record<'_>) -> u64 {
 fn left_out(record: &Record<'_>) -> LeftOut {
     let mut example = record.args().to_string();
     if example.len() > EXAMPLE_BYTES_MAX {
-        example.truncate(example.floor_char_boundary(EXAMPLE_BYTES_MAX));
+        let end = (0..=EXAMPLE_BYTES_MAX).rev().find(|at| example.is_char_boundary(*at));
+        example.truncate(end.unwrap_or_default());
         example.push('…');
     }
     LeftOut { count: 1, level: record.level(), target: record.target().to_owned(), example }

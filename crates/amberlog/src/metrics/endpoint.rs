@@ -473,7 +473,7 @@ mod tests {
         let slow = std::thread::spawn(move || {
             let mut part = vec![0; PART_BYTES];
             while is_over.recv_timeout(Duration::from_millis(5)) == Err(std::sync::mpsc::RecvTimeoutError::Timeout)
-                && (&theirs).read(&mut part).is_ok()
+                && theirs.read(&mut part).is_ok()
             {}
         });
         let document = vec![b'x'; 64 << 20];
