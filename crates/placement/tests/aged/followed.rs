@@ -6,6 +6,7 @@
 
 use super::*;
 use std::collections::HashSet;
+use std::sync::Mutex;
 
 /// What the guest has asked for and was not answered.
 #[derive(Clone, Debug)]
@@ -877,6 +878,9 @@ fn waits_while(change: Change, deaths: u32, steps: u32, seed: u64) {
     assert!(guest.rig.judge() > 20, "{case}");
 }
 
+/// Writes that were seen, and the files and the image as they were before one of them.
+type Left = (usize, Vec<(PathBuf, Vec<u8>)>, Vec<u8>);
+
 /// A worker is killed before any write of the recovery that it does when its guest is reset: another one goes on, whatever the age.
 #[test]
 fn a_worker_that_dies_amid_a_recovery_is_followed() {
@@ -897,7 +901,7 @@ fn a_worker_that_dies_amid_a_recovery_is_followed() {
             rig.settle();
             let last = rig.committed;
             let (parts, registry) = (rig.directory.path().to_owned(), rig.directory.path().join("registry"));
-            let left: Arc<std::sync::Mutex<(usize, Vec<(PathBuf, Vec<u8>)>, Vec<u8>)>> = Arc::default();
+            let left: Arc<Mutex<Left>> = Arc::default();
             let (seen, image) = (Arc::clone(&left), rig.image.clone());
             rig.journals.disk(0).simulate_writes(move || {
                 let mut seen = seen.lock().expect("no panic");

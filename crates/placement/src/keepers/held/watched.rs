@@ -50,7 +50,10 @@ impl Homes for Log {
 
 /// Versions that are not durable yet: of each block the newest, and the one that is being made durable.
 #[derive(Debug, Default)]
-struct Pending(HashMap<u64, Vec<(Version, Arc<[u8]>)>>);
+struct Pending(HashMap<u64, Vec<Known>>);
+
+/// A version and its content.
+type Known = (Version, Arc<[u8]>);
 
 impl Pending {
     /// What is being made durable ends with transaction `making`.
