@@ -451,6 +451,18 @@ impl RemoteLog {
         Ok(RemoteLog { shared })
     }
 
+    /// Stops as a process that is killed does: nothing more is sent, and its copy stays as it is. On return its thread is gone.
+    #[cfg(test)]
+    fn stop_as_killed(&self) {
+        self.shared.is_shut_down.store(true, Ordering::Release);
+        let deadline = std::time::Instant::now() + SETTLE_PATIENCE;
+        while Arc::strong_count(&self.shared) > 1 {
+            self.shared.work.notify_one();
+            assert!(std::time::Instant::now() < deadline, "the thread of a worker that is dead does not end");
+            std::thread::sleep(Duration::from_micros(100));
+        }
+    }
+
     /// Nothing can keep this process from serving the guest any more: what was taken up is completed on storage, where that lacks
     /// something.
     ///

@@ -147,9 +147,16 @@ impl Guest {
         }
     }
 
+    /// The worker is dead. What it has said so far, to the server and in its copy, is all that it has said: who goes on with a copy
+    /// that is older than what it sent would not know its own log.
+    fn bury(&self) {
+        self.life.kill();
+        self.log.stop_as_killed();
+    }
+
     /// What becomes of a worker that is to go on with a copy of what the one of now has left. It is killed.
     pub fn try_to_follow(&mut self, change: impl FnOnce(&MirrorFile)) -> io::Result<()> {
-        self.life.kill();
+        self.bury();
         let number = u32::MAX;
         let path = self.world.copy_path(number);
         std::fs::copy(self.world.copy_path(self.workers), &path)?;
@@ -170,15 +177,14 @@ impl Guest {
     /// The worker is killed, if it is not dead, and another one goes on: it has what the other left in files, and asks for whatever was
     /// not answered once more.
     pub fn follow(&mut self) {
-        self.life.kill();
         match self.random.below(4) {
             0 => self.world.network.reset(),
             1 => self.world.crash(),
             _ => {}
         }
         loop {
+            self.bury();
             let number = self.workers + 1;
-            // Another thread of the dead one may write to its own a moment longer.
             std::fs::copy(self.world.copy_path(self.workers), self.world.copy_path(number)).expect("copied");
             // Nor does it say good-bye.
             self.life = Arc::new(Life::default());
@@ -198,11 +204,9 @@ impl Guest {
                 let steps = 1 + u64::from(self.random.below(40));
                 self.life.kill_after(steps);
             }
-            if self.ask(|log| log.go_on()).is_none() {
-                self.life.kill();
-                continue;
+            if self.ask(|log| log.go_on()).is_some() {
+                break;
             }
-            break;
         }
         let workers = self.workers;
         for (request, (position, block)) in self.untold.clone() {
@@ -216,6 +220,7 @@ impl Guest {
 
     /// Another worker comes, and does this before it serves the guest.
     pub fn follow_and<T>(&mut self, what: impl FnOnce(&RemoteLog) -> T) -> T {
+        self.bury();
         let number = self.workers + 1;
         std::fs::copy(self.world.copy_path(self.workers), self.world.copy_path(number)).expect("copied");
         self.life = Arc::new(Life::default());
@@ -637,7 +642,15 @@ impl Guest {
             self.end_one();
             self.hear();
             assert!(!self.world.has_failed.load(Ordering::SeqCst), "the other thread's judgement, above");
-            assert!(Instant::now() < deadline, "the log does not go {}", if is_remote { "out" } else { "home" });
+            assert!(
+                Instant::now() < deadline,
+                "the log does not go {}: {:?}, worker {} is dead: {}, {:?}",
+                if is_remote { "out" } else { "home" },
+                self.log.mode(),
+                self.workers,
+                self.life.is_dead(),
+                self.log.report()
+            );
             std::thread::sleep(Duration::from_micros(500));
         }
     }
