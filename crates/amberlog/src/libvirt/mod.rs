@@ -79,19 +79,18 @@ fn back_end(daemon: &Daemon, vm: &str) -> anyhow::Result<BackEnd> {
     let entry = &status["vms"][0];
     let text = |value: &Value| value.as_str().map(str::to_owned);
     let state = text(&entry["state_text"]).unwrap_or_default();
-    let sockets = entry["sockets"].as_array().with_context(|| format!("vm {vm} is not served: {state}"))?;
-    let mut disks = Vec::new();
-    for (index, socket) in sockets.iter().enumerate() {
-        let image = text(&entry["disks"][index]["image"]);
-        let (Some(socket), Some(image)) = (text(socket), image) else {
-            bail!("the daemon does not name vm {vm}'s images")
-        };
-        let is_read_only = entry["disks"][index]["readonly"] == true;
-        disks.push(BackEndDisk { image: image.into(), socket: socket.into(), is_read_only });
-    }
-    ensure!(!disks.is_empty(), "vm {vm} has no disks");
+    ensure!(entry["sockets"].is_array(), "vm {vm} is not served: {state}");
+    // What the daemon says of itself; the entry above is what the VM's worker says.
     let needed =
         daemon.ask_quickly(&json!({"command": "arguments", "vm": vm, "memory_mib": 1024, "reconnect": true}))?;
+    let mut disks = Vec::new();
+    for disk in needed["disks"].as_array().into_iter().flatten() {
+        let (Some(socket), Some(image)) = (text(&disk["socket"]), text(&disk["image"])) else {
+            bail!("the daemon does not name vm {vm}'s images")
+        };
+        disks.push(BackEndDisk { image: image.into(), socket: socket.into(), is_read_only: disk["readonly"] == true });
+    }
+    ensure!(!disks.is_empty(), "vm {vm} has no disks");
     let environment = needed["environment"].as_object().into_iter().flatten();
     let environment = environment.filter_map(|(name, value)| Some((name.clone(), text(value)?))).collect();
     let memory_file = disks[0].socket.with_file_name("area").join("ram");

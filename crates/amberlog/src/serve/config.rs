@@ -334,7 +334,7 @@ impl Config {
 }
 
 /// Whether it can be a part of a socket's path.
-fn is_file_name(name: &str) -> bool {
+pub(super) fn is_file_name(name: &str) -> bool {
     let is_fit = |character: char| character.is_ascii_alphanumeric() || "-_.".contains(character);
     !name.is_empty() && name.len() <= 64 && !name.starts_with('.') && name.chars().all(is_fit)
 }

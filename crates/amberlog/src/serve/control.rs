@@ -319,9 +319,7 @@ fn answer(stream: &UnixStream, slots: &Slots, memory: &HostMemory, run: &Path) -
             let asked = Asked::Placement { disk, placement, durable_within, patience_seconds };
             find(&vm)?.ask(&asked, seconds(patience_seconds))
         }
-        Question::Arguments { vm, memory_mib, reconnect } => {
-            find(&vm)?.ask(&Asked::Arguments { memory_mib, reconnect }, Duration::ZERO)
-        }
+        Question::Arguments { vm, memory_mib, reconnect } => find(&vm)?.arguments(memory_mib, reconnect),
         Question::Upgrade { vm, anyway } => {
             let of: Vec<_> = match vm {
                 Some(name) => vec![(name.clone(), find(&name)?)],

@@ -30,6 +30,7 @@ mod shutdown;
 mod slot;
 pub mod snapshot;
 mod supervised;
+mod words;
 pub mod work;
 
 use crate::exit;

@@ -65,7 +65,6 @@ pub(super) struct Live {
     pub(super) handles: Vec<DeviceHandle<dyn Route>>,
     pub(super) moments: Arc<Moments>,
     attachments: Vec<crate::vm::qemu::Attachment>,
-    sockets: std::path::PathBuf,
     observer: Arc<VmObserver>,
     doors: Doors,
     pub(super) migration: Option<Arc<Migration>>,
@@ -582,7 +581,6 @@ impl Slot {
             handles: serving.handles(),
             moments: Arc::clone(&vm.moments),
             attachments: serving.attachments.clone(),
-            sockets: config.sockets.clone(),
             observer: Arc::clone(&serving.observer),
             doors: serving.doors.clone(),
             migration: vm.migration.clone(),
@@ -719,7 +717,7 @@ impl Slot {
         Ok(live)
     }
 
-    fn live_anyhow(&self) -> anyhow::Result<Live> {
+    pub(super) fn live_anyhow(&self) -> anyhow::Result<Live> {
         let inner = self.lock();
         inner.live.clone().with_context(|| match &inner.state {
             State::Failed(sentence) => format!("vm {} is not served: {sentence}", self.name),
@@ -1068,25 +1066,6 @@ impl Slot {
         let Some(live) = live else { return Ok(()) };
         live.journals.flush_images().with_context(|| format!("vm {}", self.name))
     }
-
-    /// Environment and arguments that a VMM needs; with `reconnect` it connects again when a daemon has left it to the next.
-    ///
-    /// # Errors
-    /// When it is not served.
-    pub fn arguments(&self, memory_mib: u64, reconnect: bool) -> anyhow::Result<Value> {
-        let live = self.live_anyhow()?;
-        let memory = live.sockets.join(AREA).join("ram");
-        let words = crate::vm::qemu::arguments_for_strangers(memory_mib, &memory, &live.attachments, reconnect)
-            .map_err(|sentence| anyhow::anyhow!("{sentence}"))?;
-        let words: Vec<_> = words.iter().map(|word| word.to_string_lossy()).collect();
-        let mut environment = serde_json::Map::new();
-        if let Some(shim) = crate::shim::find() {
-            let socket = live.sockets.join("shim.sock");
-            environment.insert("LD_PRELOAD".to_owned(), json!(shim));
-            environment.insert(guest_memory::SHIM_SOCKET_VARIABLE.to_owned(), json!(socket));
-        }
-        Ok(json!({"schema": 1, "environment": environment, "arguments": words}))
-    }
 }
 
 /// Whether the worker before has left its guest to the next daemon, and what it had of it is not there any more.
@@ -1121,9 +1100,6 @@ pub fn served_before(line: &Line, name: &str) -> anyhow::Result<Option<VmConfig>
 /// The key of a configuration that is kept.
 const CONFIG: &str = "configuration";
 
-/// Where the VM's directory in tmpfs is found from beside its sockets, whatever it is called this time.
-const AREA: &str = "area";
-
 fn keep_source(line: &Line, key: &str, config: &VmConfig) -> anyhow::Result<()> {
     let mut file: File = rustix::fs::memfd_create("amberlog-config", rustix::fs::MemfdFlags::CLOEXEC)?.into();
     file.write_all(config.source.as_bytes())?;
@@ -1134,7 +1110,7 @@ fn keep_source(line: &Line, key: &str, config: &VmConfig) -> anyhow::Result<()> 
 /// VMM.
 fn prepare_directories(config: &VmConfig, name: &str, directory: &Path) -> anyhow::Result<()> {
     let sockets = super::open_run(&config.run)?.directory_or_make(name, super::SOCKETS_OTHERS)?;
-    sockets.set_link(AREA, directory)?;
+    sockets.set_link(super::words::AREA, directory)?;
     config.access.open_directory(sockets.path())?;
     if config.access.is_shared() {
         super::access::open_above(&config.options.shm, config.access.way(true))?;

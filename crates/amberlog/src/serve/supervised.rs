@@ -1,11 +1,13 @@
 //! One configured VM, as the supervisor has it: its worker, what is wanted of it, and the thread that starts one worker after
 //! the other until the VM is not wanted any more.
 //!
-//! Nothing that a guest says is looked at here: what the worker answers is passed on. Failure story: a worker that dies is
+//! Nothing that a guest says is looked at here: what the worker answers is passed on, but for what a VMM is started with (`words`). Failure story: a worker that dies is
 //! followed by another one at once; when it dies again and again none follows until somebody wants it (a reload), and that is
 //! said. What a guest is owed whose VMM has ended while no worker could go on with it goes home from its files, whatever is wanted of
 //! the VM by then; where that fails it stays, and that is said.
 
+use super::config::VmConfig;
+use super::words;
 use super::work::{Asked, DiskChange, WantedName};
 use crate::supervisor::Charge;
 use crate::supervisor::place::{self, Place};
@@ -170,6 +172,8 @@ struct Inner {
     wish: Wish,
     /// As it was wished last.
     on_crash: OnCrash,
+    /// As it was wished last: nothing of a VM that no configuration has, or that was not understood.
+    config: Option<Arc<VmConfig>>,
     worker: Option<Running>,
     deaths: Deaths,
     /// Why no worker is there, and none is started.
@@ -224,7 +228,10 @@ pub struct Supervised {
 impl Supervised {
     /// A VM of which that is wanted, with what there is of it already.
     pub fn new(name: &str, wish: Wish, no_sandbox: bool, charge: Charge) -> Arc<Self> {
-        let on_crash = if let Wish::Serve(_, on_crash) = &wish { *on_crash } else { OnCrash::default() };
+        let (on_crash, config) = match &wish {
+            Wish::Serve(source, on_crash) => (*on_crash, words::configured(source, name).ok().map(Arc::new)),
+            _ => (OnCrash::default(), None),
+        };
         let doubt = charge.doubt();
         let vmm = charge.living_vmm();
         let held = charge.held().map(str::to_owned);
@@ -236,6 +243,7 @@ impl Supervised {
             inner: Mutex::new(Inner {
                 wish,
                 on_crash,
+                config,
                 worker: None,
                 deaths: Deaths::default(),
                 is_held: held.is_some(),
@@ -262,8 +270,9 @@ impl Supervised {
     pub fn want(&self, wish: Wish, by: By) {
         {
             let mut inner = self.lock();
-            if let Wish::Serve(_, on_crash) = &wish {
+            if let Wish::Serve(source, on_crash) = &wish {
                 inner.on_crash = *on_crash;
+                inner.config = words::configured(source, &self.name).ok().map(Arc::new);
             }
             if !matches!(inner.wish, Wish::Stop | Wish::Leave) {
                 inner.wish = wish;
@@ -618,6 +627,17 @@ impl Supervised {
         DoesNotServe(format!("vm {}: {why}", self.name)).into()
     }
 
+    /// What a VMM is started with to find its disks, which it does by now.
+    ///
+    /// # Errors
+    /// When it is not served, or not in the configuration.
+    pub fn arguments(&self, memory_mib: u64, reconnect: bool) -> anyhow::Result<Value> {
+        self.ask(&Asked::IsServed, Duration::ZERO)?;
+        let config = self.lock().config.clone();
+        let config = config.with_context(|| format!("vm {} is not in the configuration", self.name))?;
+        words::arguments(&config, memory_mib, reconnect)
+    }
+
     /// Has disks come or go while the guest runs. Gives which.
     ///
     /// # Errors
@@ -760,6 +780,9 @@ impl Supervised {
         // A worker may say anything, and this is known here: what one says must not be read as another VM's.
         entry["vm"] = json!(self.name);
         let inner = self.lock();
+        if let Some(config) = &inner.config {
+            words::name_sockets(&mut entry, &config.sockets);
+        }
         let directory = self.place.look();
         entry["directory"] = json!(directory.as_ref().map(|(path, _)| path));
         // One that recovers may be removing it.
@@ -796,20 +819,44 @@ mod tests {
 
     /// One that somebody else has in his hands.
     #[test]
-    fn a_worker_speaks_for_its_own_vm() {
-        let supervised = Supervised::new("own", Wish::Gone, true, Charge::default());
-        let (ours, theirs) = Channel::pair().expect("a pair");
-        supervised.lock().worker = Some(Running { channel: Arc::new(ours), pid: std::process::id(), process: None });
-        let worker = std::thread::spawn(move || {
-            let (_, mut descriptors) = Channel::from(theirs).receive::<Order>().expect("read").expect("a question");
-            let stream = UnixStream::from(descriptors.remove(0));
-            BufReader::new(&stream).read_line(&mut String::new()).expect("the question");
-            let answer = json!({"vms": [{"vm": "other", "state": "running", "state_text": "running", "disks": []}]});
-            writeln!(&stream, "{answer}").expect("answered");
-        });
-        let status = supervised.status();
+    fn a_worker_speaks_for_its_own_vm_alone() {
+        let source = "run = \"/run/amberlog\"\n[[vm]]\nname = \"own\"\ndisks = [\"/images/own.img,name=root\"]\n";
+        let supervised = |wish| {
+            let supervised = Supervised::new("own", wish, true, Charge::default());
+            let (ours, theirs) = Channel::pair().expect("a pair");
+            supervised.lock().worker =
+                Some(Running { channel: Arc::new(ours), pid: std::process::id(), process: None });
+            let answering = std::thread::spawn(move || {
+                let channel = Channel::from(theirs);
+                while let Ok(Some((_, mut descriptors))) = channel.receive::<Order>() {
+                    let stream = UnixStream::from(descriptors.remove(0));
+                    BufReader::new(&stream).read_line(&mut String::new()).expect("the question");
+                    let disk = json!({"name": "root", "image": "/images/others.img"});
+                    let entry = json!({"vm": "other", "state": "running", "state_text": "running", "disks": [disk],
+                        "sockets": ["/run/amberlog/other/root.sock"]});
+                    let answer = json!({"vms": [entry], "arguments": ["-object", "/evil.so"],
+                        "environment": {"LD_PRELOAD": "/evil.so"}, "disks": [disk]});
+                    writeln!(&stream, "{answer}").expect("answered");
+                }
+            });
+            (supervised, answering)
+        };
+        let (own, answering) = supervised(Wish::Serve(source.into(), OnCrash::default()));
+        let status = own.status();
         assert_eq!((&status["vm"], &status["state"]), (&json!("own"), &json!("running")), "{status}");
-        worker.join().expect("no panic");
+        assert_eq!(status["sockets"], json!(["/run/amberlog/own/root.sock"]));
+        let said = own.arguments(1024, true).expect("it is served");
+        let disk = json!({"image": "/images/own.img", "socket": "/run/amberlog/own/root.sock", "readonly": false});
+        assert_eq!(said["disks"], json!([disk]));
+        assert!(!said.to_string().contains("evil") && said.to_string().contains("own/root.sock"), "{said}");
+        drop(own);
+        answering.join().expect("no panic");
+        // Nobody but its worker knows what it is.
+        let (own, answering) = supervised(Wish::AsServed);
+        let error = own.arguments(1024, true).expect_err("it is not in the configuration");
+        assert!(error.to_string().contains("not in the configuration"), "{error}");
+        drop(own);
+        answering.join().expect("no panic");
     }
 
     #[test]

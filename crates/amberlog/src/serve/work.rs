@@ -71,13 +71,8 @@ pub enum Asked {
         /// Seconds.
         patience_seconds: u64,
     },
-    /// See [`Slot::arguments`].
-    Arguments {
-        /// The guest's memory.
-        memory_mib: u64,
-        /// Whether the VMM connects again.
-        reconnect: bool,
-    },
+    /// Whether a VMM finds its disks.
+    IsServed,
     /// See [`Slot::freeze`].
     Freeze {
         /// Seconds.
@@ -256,7 +251,10 @@ impl Served {
                 }
                 Ok(json!({"schema": 1, "vm": vm, "disk": disk, "placement": placement, "when": when}))
             }
-            Asked::Arguments { memory_mib, reconnect } => self.slot()?.arguments(memory_mib, reconnect),
+            Asked::IsServed => {
+                self.slot()?.live_anyhow()?;
+                Ok(json!({"schema": 1, "vm": vm}))
+            }
             Asked::Freeze { seconds } => {
                 self.slot()?.freeze(Duration::from_secs(seconds))?;
                 Ok(json!({"schema": 1, "vm": vm, "seconds": seconds}))

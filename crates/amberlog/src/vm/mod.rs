@@ -296,6 +296,19 @@ impl VmOptions {
         Ok(attached)
     }
 
+    /// What a VMM finds in this directory, in the same order.
+    ///
+    /// # Errors
+    /// When the options contradict each other, whatever the images are.
+    pub fn attachments(&self, sockets: &Path) -> anyhow::Result<Vec<qemu::Attachment>> {
+        let attachment = |disk: Attached| qemu::Attachment {
+            socket: sockets.join(format!("{}.sock", disk.options.name)),
+            queues: disk.queues,
+            image: (disk.options.path, disk.options.read_only),
+        };
+        Ok(self.attach()?.into_iter().map(attachment).collect())
+    }
+
     /// The names of the disks, journal disks last, in the order in which they are attached.
     ///
     /// # Errors
