@@ -85,7 +85,7 @@ fn the_unit_starts_between_its_images_and_those_who_start_guests() {
             .collect()
     };
     let (before, after) = (of("Before"), of("After"));
-    for unit in ["libvirtd.service", "virtqemud.service", "libvirt-guests.service"] {
+    for unit in ["libvirtd.service", "virtqemud.service", "libvirt-guests.service", "pve-guests.service"] {
         assert!(before.contains(unit), "{unit}");
     }
     for unit in ["remote-fs.target", "iscsid.service"] {
@@ -244,7 +244,7 @@ impl Backup {
             "amberlog",
             format!(
                 "#!/bin/sh\necho \"$@\" >>{at}/calls\n[ ! -e {at}/no-$1 ] || exit 1\ncase \"$1\" in\n\
-                 disk) echo 'DISK BYTES PLACEMENT IMAGE'; echo 'disk0 1 retain a, b'; echo 'log 1 retain c, d' ;;\n\
+                 disk) echo 'DISK BYTES PLACEMENT IMAGE'; [ -e {at}/no-disks ] || echo 'disk0 1 retain a, b\nlog 1 retain c, d' ;;\n\
                  status) echo '{{'; printf '  \"state\": \"%s\",\\n' \"$(cat {at}/state)\"; echo '}}' ;;\n\
                  snapshot) : >\"$4\" ;;\nesac\n"
             ),
@@ -360,8 +360,16 @@ fn vzdump_has_an_image_of_each_disk_and_keeps_the_last_ones_until_they_are_there
     assert_eq!(start().0, 0);
     assert_eq!(std::fs::read_to_string(image("disk0.img")).unwrap(), "");
     assert!(!backup.path("dump/amberlog-100.unfinished").exists());
+    assert!(!backup.path("dump/amberlog-100.before").exists());
     // A guest that has no disk of amberlog's.
     assert_eq!(backup.run("vzdump-hook", &["backup-start", "snapshot", "101"]), (0, vec![]));
+    // One that is held has no disks, and no images are no backup.
+    std::fs::write(image("disk0.img"), "of tuesday").unwrap();
+    backup.says_no("disks", true);
+    assert_eq!(backup.run("snapshot-all", &["100", "dump"]), (1, vec!["disk list 100".to_owned()]));
+    assert_eq!(start(), (1, vec!["disk list 100".to_owned()]));
+    backup.says_no("disks", false);
+    assert_eq!(std::fs::read_to_string(image("disk0.img")).unwrap(), "of tuesday");
     // The daemon does not answer: there is no backup.
     backup.says_no("disk", true);
     assert_eq!(start().0, 1);

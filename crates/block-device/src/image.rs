@@ -294,6 +294,11 @@ impl Image {
         Ok(size_bytes)
     }
 
+    /// Whether guests only read it.
+    pub fn is_read_only(&self) -> bool {
+        self.read_only
+    }
+
     /// Where it is.
     pub fn path(&self) -> &Path {
         &self.path

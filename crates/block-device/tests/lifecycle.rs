@@ -132,6 +132,20 @@ fn one_listener_serves_one_front_end_after_another() {
     device.stop().unwrap();
 }
 
+/// QEMU starts a ring with a descriptor that it does not look at, and gives the guest's a moment later: what was answered meanwhile has to be
+/// told once more, or a guest all of whose requests were answered then waits for ever.
+#[test]
+fn a_guest_is_told_at_the_descriptor_that_comes_late() {
+    let (_place, device, mut disk) = rig(MIB, CacheMode::Auto);
+    assert_eq!(disk.write(0, &[1; 512]).unwrap(), STATUS_OK);
+    disk.front_end.change_call(0).unwrap();
+    assert!(disk.front_end.queues[0].wait(ANSWER_TIMEOUT).unwrap(), "nobody is told");
+    // Once is enough.
+    assert!(!disk.front_end.queues[0].wait(Duration::from_millis(50)).unwrap());
+    drop(disk);
+    device.stop().unwrap();
+}
+
 #[test]
 fn a_connection_lost_and_found_loses_no_request() {
     let (_place, device, mut disk) = rig(8 * MIB, CacheMode::Auto);

@@ -259,6 +259,16 @@ impl FrontEnd {
         Ok(())
     }
 
+    /// Has the guest told of answers at another descriptor from now on, while its ring runs, as QEMU does. What was told at the one before is
+    /// lost.
+    ///
+    /// # Errors
+    /// When the device refuses.
+    pub fn change_call(&mut self, index: usize) -> Result<()> {
+        self.queues[index].call = vmm_sys_util::eventfd::EventFd::new(libc::EFD_CLOEXEC | libc::EFD_NONBLOCK)?;
+        Ok(self.messages.set_vring_call(index, &self.queues[index].call)?)
+    }
+
     fn say_addresses(&mut self, index: usize) -> Result<()> {
         let queue = &self.queues[index];
         let layout = queue.layout();

@@ -31,6 +31,8 @@ pub struct BackEnd {
     pub memory_file: PathBuf,
     /// Variables for QEMU.
     pub environment: Vec<(String, String)>,
+    /// The domain may keep all of its disks, and have these besides.
+    pub adds_disks: bool,
 }
 
 /// Whether both are the same file, by whatever names.
@@ -147,6 +149,21 @@ fn disks(domain: &mut Element, back_end: &BackEnd, notes: &mut Vec<String>) -> R
         let Some(disk) = missing.iter().find(is_it).copied() else { continue };
         missing.retain(|other| !std::ptr::eq(*other, disk));
         take_over(device, disk, &mut targets, notes)?;
+    }
+    let is_none_taken = missing.len() == back_end.disks.len();
+    let is_kept = |device: &&Element| {
+        device.name == "disk" && !matches!(device.get("device").as_deref(), Some("cdrom" | "floppy"))
+    };
+    if let (true, false, Some(kept), Some(disk)) =
+        (is_none_taken, back_end.adds_disks, devices.elements().find(is_kept), missing.first())
+    {
+        // Of an image that was converted both would be there, with the same UUIDs, and the guest takes one of them.
+        let image = source(kept).map_or_else(|| "its own".to_owned(), |image| image.display().to_string());
+        return Err(format!(
+            "no disk of the domain has an image of this VM, and {image} would stay beside {}: if that is a copy of it (qemu-img convert), name \
+             the copy in the domain first (virsh edit: its path, and type='raw'); if it is to be a further disk, say --add-disks",
+            disk.image.display()
+        ));
     }
     for disk in missing {
         let target = free_target(&mut targets);
@@ -350,6 +367,7 @@ mod tests {
                 ("LD_PRELOAD".to_owned(), "/usr/lib/amberlog/libamberlog_vmm_shim.so".to_owned()),
                 ("AMBERLOG_SHIM_SOCKET".to_owned(), "/run/amberlog/web/shim.sock".to_owned()),
             ],
+            adds_disks: false,
         }
     }
 
@@ -403,6 +421,18 @@ mod tests {
         let once = domain.to_text();
         edit(&mut domain, &back_end()).expect("it can be");
         assert_eq!(domain.to_text(), once);
+    }
+
+    /// The images were converted, and the domain still names the others.
+    #[test]
+    fn no_disk_is_added_beside_what_may_be_the_same() {
+        let text = DOMAIN.replace("/srv/root.img", "/srv/root.qcow2").replace("/dev/vg/data", "/dev/vg/other");
+        let mut domain = parse(&text).expect("it is XML");
+        let error = edit(&mut domain, &back_end()).expect_err("both would be there");
+        assert!(error.contains("/srv/root.qcow2 would stay beside /srv/root.img"), "{error}");
+        let mut domain = parse(&text).expect("it is XML");
+        edit(&mut domain, &BackEnd { adds_disks: true, ..back_end() }).expect("it is wished");
+        assert_eq!(domain.to_text().matches("type='vhostuser'").count(), 3);
     }
 
     #[test]

@@ -129,7 +129,46 @@ fn check(name: &str, domain: &Element, user: impl Fn() -> anyhow::Result<User>) 
         "the domain {name} does not share its memory, and QEMU could hand nothing over: <memoryBacking><source type='memfd'/>\
          <access mode='shared'/></memoryBacking>, or 'amberlog libvirt define --domain {name}'"
     );
+    // Made by root's hands or not: what the file system has is there to be seen.
+    if let Some(area) = memory_directory(domain)
+        && let Ok(needed) = super::domain::memory_bytes(domain)
+    {
+        let free = free_bytes(&area).with_context(|| format!("asking {} for room", area.display()))?;
+        ensure!(
+            needed <= free,
+            "the memory of the domain {name} ({} MiB) does not fit into {}, which has {} MiB that no other guest may still touch; a guest that \
+             touches more than there is is ended by the kernel: enlarge that tmpfs (mount -o remount,size=...), or give the domain less",
+            needed >> 20,
+            area.display(),
+            free >> 20
+        );
+    }
     Ok(())
+}
+
+/// The VM's directory, where the domain's memory is in a file there.
+fn memory_directory(domain: &Element) -> Option<PathBuf> {
+    let line = domain.find("qemu:commandline")?;
+    let words = line.elements().filter(|element| element.name == "qemu:arg").filter_map(|element| element.get("value"));
+    let path = words.filter_map(|word| Some(word.split_once(",mem-path=")?.1.replace(",,", ","))).next()?;
+    Path::new(&path).parent()?.canonicalize().ok()
+}
+
+/// Bytes that a file system has for one more guest, without what the guests whose memory lies beside this directory have not touched yet.
+fn free_bytes(area: &Path) -> anyhow::Result<u64> {
+    let status = rustix::fs::statvfs(area)?;
+    if status.f_blocks == 0 {
+        // A tmpfs without a bound.
+        return Ok(u64::MAX);
+    }
+    let free = status.f_bavail.saturating_mul(status.f_frsize);
+    let beside = area.parent().into_iter().flat_map(std::fs::read_dir).flatten().flatten();
+    let files = beside.flat_map(|directory| std::fs::read_dir(directory.path())).flatten().flatten();
+    let untouched = files
+        .filter(|file| file.file_name().to_string_lossy().starts_with("ram"))
+        .filter_map(|file| file.metadata().ok())
+        .map(|file| file.len().saturating_sub(file.blocks() * 512));
+    Ok(free.saturating_sub(untouched.sum()))
 }
 
 /// Looks at a VM's entry in `status` until it waits for its VMM: after a boot, or the end of the VMM before, that takes a moment, and
@@ -265,6 +304,23 @@ mod tests {
         let error =
             check("web", &xml::parse(ours).expect("it is XML"), || Ok(somebody(0, &[]))).expect_err("no daemon");
         assert!(format!("{error:#}").contains("no daemon answers"), "{error:#}");
+    }
+
+    #[test]
+    fn memory_that_others_have_not_touched_is_not_free() {
+        let shm = tempfile::tempdir_in("/dev/shm").expect("tmpfs");
+        let area = shm.path().join("web-1");
+        std::fs::create_dir(&area).expect("made");
+        let all = free_bytes(&area).expect("asked");
+        let other = shm.path().join("db-1");
+        std::fs::create_dir(&other).expect("made");
+        std::fs::File::create(other.join("ram.taken")).and_then(|file| file.set_len(64 << 30)).expect("made");
+        assert!(free_bytes(&area).expect("asked") <= all.saturating_sub(63 << 30));
+        let words = format!("memory-backend-file,id=amberlog-memory,size=1,share=on,mem-path={}/ram", area.display());
+        let text = format!(
+            "<domain xmlns:qemu='x'><qemu:commandline><qemu:arg value='-object'/><qemu:arg value='{words}'/></qemu:commandline></domain>"
+        );
+        assert_eq!(memory_directory(&xml::parse(&text).expect("it is XML")), area.canonicalize().ok());
     }
 
     #[test]

@@ -29,6 +29,9 @@ pub struct LibvirtArgs {
     /// A domain's XML (virsh dumpxml --inactive), - for stdin; without, a small domain is made.
     #[arg(long, value_name = "FILE")]
     xml: Option<PathBuf>,
+    /// Let the domain keep all of its disks, and have the VM's besides.
+    #[arg(long)]
+    add_disks: bool,
     #[command(flatten)]
     daemon: Daemon,
 }
@@ -55,6 +58,9 @@ struct DefineArgs {
     /// Print the XML, and change nothing.
     #[arg(long)]
     dry_run: bool,
+    /// Let the domain keep all of its disks, and have the VM's besides.
+    #[arg(long)]
+    add_disks: bool,
     #[command(flatten)]
     daemon: Daemon,
 }
@@ -74,7 +80,7 @@ pub fn run(args: &LibvirtArgs) -> ExitCode {
 }
 
 /// What the daemon serves for a VM.
-fn back_end(daemon: &Daemon, vm: &str) -> anyhow::Result<BackEnd> {
+fn back_end(daemon: &Daemon, vm: &str, adds_disks: bool) -> anyhow::Result<BackEnd> {
     let status = daemon.ask_quickly(&json!({"command": "status", "vm": vm}))?;
     let entry = &status["vms"][0];
     let text = |value: &Value| value.as_str().map(str::to_owned);
@@ -94,7 +100,7 @@ fn back_end(daemon: &Daemon, vm: &str) -> anyhow::Result<BackEnd> {
     let environment = needed["environment"].as_object().into_iter().flatten();
     let environment = environment.filter_map(|(name, value)| Some((name.clone(), text(value)?))).collect();
     let memory_file = disks[0].socket.with_file_name("area").join("ram");
-    Ok(BackEnd { disks, memory_file, environment })
+    Ok(BackEnd { disks, memory_file, environment, adds_disks })
 }
 
 /// Edits a document. What is to be known goes to stderr.
@@ -108,7 +114,7 @@ fn edited(document: &str, back_end: &BackEnd) -> anyhow::Result<String> {
 }
 
 fn show(args: &LibvirtArgs, vm: &str) -> anyhow::Result<()> {
-    let back_end = back_end(&args.daemon, vm)?;
+    let back_end = back_end(&args.daemon, vm, args.add_disks)?;
     let document = match &args.xml {
         None => {
             eprintln!(
@@ -136,7 +142,7 @@ fn smallest_domain(name: &str) -> String {
 }
 
 fn define(args: &DefineArgs) -> anyhow::Result<()> {
-    let back_end = back_end(&args.daemon, args.vm.as_ref().unwrap_or(&args.domain))?;
+    let back_end = back_end(&args.daemon, args.vm.as_ref().unwrap_or(&args.domain), args.add_disks)?;
     let document = virsh(&args.connect, &["dumpxml", "--inactive", "--security-info", &args.domain], None)?;
     let document = edited(&document, &back_end)?;
     if args.dry_run {

@@ -408,9 +408,16 @@ mod tests {
         assert!(!path.exists());
     }
 
+    /// A connection on which nothing is waited for without end: a fault is to be seen, not waited for.
+    fn connected(path: &Path) -> UnixStream {
+        let stream = UnixStream::connect(path).expect("connected");
+        stream.set_read_timeout(Some(Duration::from_secs(30))).expect("set");
+        stream
+    }
+
     /// What a request is answered; empty if it was sent away before it had asked.
     fn told(path: &Path) -> String {
-        let mut stream = UnixStream::connect(path).expect("connected");
+        let mut stream = connected(path);
         let _ = stream.write_all(b"GET / HTTP/1.1\r\n\r\n");
         let mut bytes = Vec::new();
         let _ = stream.read_to_end(&mut bytes);
@@ -423,12 +430,12 @@ mod tests {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("metrics.sock");
         let _endpoint = Endpoint::start(&[Address::Unix(path.clone())], |_| Ok(()), &source()).expect("started");
-        let mut silent: Vec<_> = (0..SCRAPES_MAX).map(|_| UnixStream::connect(&path).expect("connected")).collect();
+        let mut silent: Vec<_> = (0..SCRAPES_MAX).map(|_| connected(&path)).collect();
         let answer = told(&path);
         assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
         // The oldest of them has gone.
         assert_eq!(silent.remove(0).read(&mut [0; 1]).expect("the end"), 0);
-        silent.extend((0..SCRAPES_MAX).map(|_| UnixStream::connect(&path).expect("connected")));
+        silent.extend((0..SCRAPES_MAX).map(|_| connected(&path)));
         let answer = told(&path);
         assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
     }

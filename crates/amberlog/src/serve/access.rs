@@ -110,14 +110,11 @@ impl Access {
         set_mode(path, OWN_DIRECTORY | self.way(false))
     }
 
-    /// Makes the file of the guest's memory, if the VMM could not make it itself.
+    /// Makes the file of the guest's memory, for who may start the VMM.
     ///
     /// # Errors
     /// As [`Access::open_socket`].
     pub fn make_memory(&self, path: &Path) -> anyhow::Result<()> {
-        if !self.is_shared() {
-            return Ok(());
-        }
         let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         rustix::fs::open(path, flags, Mode::from_raw_mode(OWN))
             .with_context(|| format!("making the file of the guest's memory, {}", path.display()))?;

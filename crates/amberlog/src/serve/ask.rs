@@ -345,8 +345,8 @@ const PREPARES_WITHIN_S: u64 = 60;
 /// A worker that dies more often than that in an hour does so for a reason, though another one goes on each time.
 const DEATHS_AN_HOUR: u64 = 3;
 
-/// What is not well with the VMs, a sentence each.
-fn problems(vms: &Value) -> Vec<String> {
+/// What is not well with the VMs, a sentence each. On battery no journal is to be held.
+fn problems(vms: &Value, on_battery: bool) -> Vec<String> {
     let mut problems = Vec::new();
     for vm in vms.as_array().into_iter().flatten() {
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
@@ -381,6 +381,13 @@ fn problems(vms: &Value) -> Vec<String> {
             if let Some(fault) = disk["fault"].as_str() {
                 problems.push(format!("vm {name}, disk {}: {fault}", text(&disk["name"])));
             }
+            if on_battery && matches!(disk["placement_effective"].as_str(), Some("retain" | "copy")) {
+                problems.push(format!(
+                    "vm {name}, disk {}: the host runs on battery, and a journal of it is held in memory; the log says why, or its guest has \
+                     made a file system since: 'amberlog on-battery' tries again",
+                    text(&disk["name"])
+                ));
+            }
             if let Some(seconds) = disk["waits_for_storage_s"].as_u64() {
                 problems.push(format!(
                     "vm {name}, disk {}: its VMM stands still: it wants the disk's queues back, and storage has not answered for {seconds} s",
@@ -395,7 +402,7 @@ fn problems(vms: &Value) -> Vec<String> {
 /// `amberlog health`: 0 if all is well, 1 and a sentence for each thing that is not.
 pub fn health(args: &HealthArgs) -> ExitCode {
     let problems = match args.daemon.ask(&json!({"command": "status", "vm": null}), PATIENCE) {
-        Ok(answer) => problems(&answer["vms"]),
+        Ok(answer) => problems(&answer["vms"], super::power::is_on_battery(&args.daemon.run)),
         Err(error) => vec![format!("{error:#}")],
     };
     let is_healthy = problems.is_empty();
@@ -570,8 +577,8 @@ mod tests {
             json!([{"vm": "db", "state": "running", "state_text": "running", "disks": [],
                 "deaths_last_hour": deaths, "last_death": "was ended by signal 11"}])
         };
-        assert_eq!(problems(&vm(3)), [""; 0]);
-        let [said] = &problems(&vm(4))[..] else { panic!("one problem") };
+        assert_eq!(problems(&vm(3), false), [""; 0]);
+        let [said] = &problems(&vm(4), false)[..] else { panic!("one problem") };
         assert!(said.contains("died 4 times") && said.contains("the last one was ended by signal 11"), "{said}");
     }
 
@@ -624,15 +631,19 @@ mod tests {
     #[test]
     fn what_is_not_well_is_said() {
         let well = json!([{"vm": "a", "state": "running", "disks": [{"name": "d"}]}, {"vm": "b", "state": "waiting", "disks": []}]);
-        assert!(problems(&well).is_empty());
+        assert!(problems(&well, true).is_empty());
         let ill = json!([
             {"vm": "a", "state": "held", "state_text": "vm a is held", "disks": []},
             {"vm": "b", "state": "running", "disks": [{"name": "d", "fault": "queue 0 is stopped"}], "state_for_s": 9000},
             {"vm": "c", "state": "preparing", "state_text": "preparing", "disks": [], "state_for_s": 90},
             {"vm": "d", "state": "recovering", "state_text": "recovering", "disks": [], "state_for_s": 9},
         ]);
+        let held = |placement: &str| json!([{"vm": "a", "state": "running", "disks": [{"name": "d", "placement_effective": placement}]}]);
+        assert!(problems(&held("retain"), false).is_empty() && problems(&held("storage"), true).is_empty());
+        let [said] = &problems(&held("copy"), true)[..] else { panic!("one problem") };
+        assert!(said.starts_with("vm a, disk d: the host runs on battery"), "{said}");
         let waits = "vm c: has been preparing for 90 s; the log says what it waits for";
-        assert_eq!(problems(&ill), ["vm a: vm a is held", "vm b, disk d: queue 0 is stopped", waits]);
+        assert_eq!(problems(&ill, false), ["vm a: vm a is held", "vm b, disk d: queue 0 is stopped", waits]);
     }
 
     #[test]

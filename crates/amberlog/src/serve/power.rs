@@ -2,7 +2,7 @@
 //!
 //! On battery every journal that is held goes to storage, and VMs that are prepared meanwhile begin there. A file in the daemon's
 //! directory says so, and outlives the daemon: whoever kills that does not put the mains back. Must never: leave a journal held on
-//! battery and say that all is well. Failure story: what could not be handed over is named, with its reason; the rest is on storage.
+//! battery and say that all is well. Failure story: what could not be handed over is named, with its reason, to who asked and in the log; the rest is on storage.
 
 use super::control::{Slots, living};
 use super::supervised::Supervised;
@@ -67,6 +67,10 @@ pub fn set(slots: &Slots, run: &Path, on_battery: bool, patience: Duration) -> a
     for thread in threads {
         let entries = thread.join().map_err(|_| anyhow::anyhow!("a thread that hands journals over has failed"))?;
         disks.extend(entries);
+    }
+    // Who asks may be a UPS's program, which does not look at what it is told.
+    if on_battery {
+        disks.iter().filter(|entry| !entry["error"].is_null()).for_each(|entry| log::error!("on battery: {entry}"));
     }
     Ok(json!({"schema": 1, "on_battery": on_battery, "disks": disks}))
 }

@@ -1115,7 +1115,7 @@ fn prepare_directories(config: &VmConfig, name: &str, directory: &Path) -> anyho
     if config.access.is_shared() {
         super::access::open_above(&config.options.shm, config.access.way(true))?;
         config.access.open_directory(directory)?;
-        config.access.make_memory(&directory.join("ram"))?;
     }
-    Ok(())
+    // Not left to the VMM: what root's makes is root's, and the next worker of a daemon that is another user could not write to it.
+    config.access.make_memory(&directory.join("ram"))
 }

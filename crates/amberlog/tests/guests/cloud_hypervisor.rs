@@ -9,7 +9,6 @@ use guest_kit::workload::Workload;
 use guest_kit::{AtEnd, Disks, Guest, GuestSpec};
 use std::ffi::OsString;
 use std::fs::OpenOptions;
-use std::os::unix::fs::OpenOptionsExt;
 
 const MEMORY_MIB: u64 = 256;
 
@@ -20,8 +19,8 @@ fn spec(daemon: &Daemon, bench: &Bench, load: &Workload, is_in_directory: bool, 
     let run = bench.path("run").join("ch");
     let ram = run.join("area/ram");
     let mut words: Vec<String> = if is_in_directory {
-        // It makes no file of its own.
-        let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&ram).unwrap();
+        // It gives the file no size of its own.
+        let file = OpenOptions::new().write(true).open(&ram).unwrap();
         file.set_len(MEMORY_MIB << 20).unwrap();
         let zone = format!("id=memory,size={MEMORY_MIB}M,shared=on,file={}", ram.display());
         ["--memory", "size=0", "--memory-zone", &zone].map(str::to_owned).to_vec()

@@ -23,6 +23,7 @@ use placement::{Change, Journals, PlacementKind};
 use serde_json::{Value, json};
 use state::{Holds, Pause, State, Taken, Task};
 use std::collections::BTreeMap;
+use std::os::unix::fs::MetadataExt;
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
@@ -82,6 +83,19 @@ pub fn why_not(options: &VmOptions) -> Option<String> {
         }
     }
     None
+}
+
+/// Why an image cannot be sealed for another host, if so: who seals it sets its times, which is for its owner.
+fn why_unsealed(image: &Image) -> Option<String> {
+    let own = rustix::process::geteuid();
+    let owner = image.file().metadata().ok()?.uid();
+    let path = image.path().display();
+    (!image.is_read_only() && !own.is_root() && owner != own.as_raw()).then(|| {
+        format!(
+            "{path} belongs to another user, and only its owner, or root, can seal it for another host: chown {} {path}",
+            own.as_raw()
+        )
+    })
 }
 
 /// See the module.
@@ -328,11 +342,11 @@ impl Migration {
             Holds::Awaited => "awaited",
             Holds::Lost(_) => "lost",
         };
-        let distrusted = self.distrusted();
+        let why_not = self.distrusted().or_else(|| self.images.iter().find_map(|image| why_unsealed(image)));
         let on_storage = self.journals.check_left().is_ok();
         json!({
-            "possible": distrusted.is_none(),
-            "why_not": distrusted,
+            "possible": why_not.is_none(),
+            "why_not": why_not,
             "images": images,
             "under_way": inner.state.is_moving(),
             "journals_on_storage": on_storage,
