@@ -207,6 +207,10 @@ impl Charge {
                     log::error!("disk {disk}: its door is not opened: no disk is called {name:?}");
                     return;
                 }
+                if self.has_open(*disk, name) {
+                    self.move_door(*disk, listener, channel);
+                    return;
+                }
                 // The one before, if there was one, has gone before its place is taken.
                 self.doors.remove(disk);
                 self.kept.retain(DOOR, |_, number| number.parse() != Ok(*disk));
@@ -271,6 +275,20 @@ impl Charge {
         if matches!(said, Said::Keep { key, .. } | Said::Forget { key } if key == DIRECTORY) {
             self.note_place();
         }
+    }
+
+    fn has_open(&self, disk: usize, name: &str) -> bool {
+        self.doors.get(&disk).is_some_and(|door| door.name() == name && door.is_open())
+    }
+
+    /// Has the door of a disk listen at another socket. The VMM that is inside stays there: it may be none that connects again.
+    fn move_door(&self, disk: usize, listener: Option<OwnedFd>, channel: &Arc<Channel>) {
+        let Some(door) = self.doors.get(&disk) else { return };
+        let listener = listener.ok_or_else(|| io::Error::other("its socket did not come along"));
+        if let Err(error) = listener.and_then(|listener| door.listen_at(listener.into())) {
+            log::error!("disk {}: its door cannot be opened: {error}", door.name());
+        }
+        door.worker(self.admission(channel, disk));
     }
 
     /// Does what a worker says until it is gone. Says how it ended; what it had said last was heard before.

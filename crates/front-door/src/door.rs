@@ -47,6 +47,8 @@ enum Event {
     Worker(Admit),
     /// It has died.
     WorkerGone,
+    /// Whoever comes from now on comes there.
+    Listener(UnixListener),
     /// It is to be shut, if nobody is inside.
     Shut,
     /// The door is closed.
@@ -118,6 +120,18 @@ impl Door {
         Ok(Door { events: Mutex::new(events), closing, thread: Some(thread), shutting, notes, name })
     }
 
+    /// Whoever comes from now on comes to `listener`: the place where it listened has no name any more. The VMM that is inside stays. On return
+    /// that is noted: another process that finds the door listens there.
+    ///
+    /// # Errors
+    /// When it cannot be listened there.
+    pub fn listen_at(&self, listener: UnixListener) -> io::Result<()> {
+        listener.set_nonblocking(true)?;
+        self.notes.listens_at(&self.name, &listener);
+        self.tell(Event::Listener(listener));
+        Ok(())
+    }
+
     /// A worker takes connections from now on: it is given those that come and the one that is there.
     pub fn worker(&self, admission: impl Admission + 'static) {
         self.tell(Event::Worker(Box::new(admission)));
@@ -151,6 +165,11 @@ impl Door {
     /// Whether it was shut: nobody listens any more.
     pub fn is_shut(&self) -> bool {
         self.shutting.load(Ordering::Acquire) == SHUT
+    }
+
+    /// Whether somebody can come: it was not shut, and its thread has not failed.
+    pub fn is_open(&self) -> bool {
+        !self.is_shut() && self.thread.as_ref().is_some_and(|thread| !thread.is_finished())
     }
 
     fn tell(&self, event: Event) {
@@ -275,6 +294,7 @@ impl Inside {
                         guest.worker = None;
                     }
                 }
+                Event::Listener(listener) => self.listener = listener,
                 Event::Shut => {
                     let next = if self.guest.is_none() { SHUT } else { OPEN };
                     // Who wanted it may be gone: then the next worker has this door.

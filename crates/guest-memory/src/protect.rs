@@ -9,7 +9,7 @@ use crate::slice::{PAGE_BYTES, PageId};
 use crate::userfault::UserFault;
 use rustix::event::{PollFd, PollFlags, poll};
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, RwLock, Weak};
 
 /// Who keeps the content of a retained page when it is about to change: the VM's journal area.
@@ -153,6 +153,8 @@ impl Windows {
 pub(crate) struct ProtectionChannel {
     userfault: OnceLock<Arc<UserFault>>,
     windows: RwLock<Windows>,
+    /// The VMM has said where it has memory, whatever became of that.
+    is_told: AtomicBool,
     /// One bit a page.
     protected: Mutex<Vec<u64>>,
     calls: AtomicU64,
@@ -224,6 +226,7 @@ impl ProtectionChannel {
     ///
     /// Whoever calls does what follows from it before the VMM is answered.
     pub(crate) fn learn(&self, file: &RamFile, file_offset: u64, size: u64, user_addr: u64) -> Learned {
+        self.is_told.store(true, Ordering::Release);
         let page_bytes = PAGE_BYTES as u64;
         let first = file_offset / page_bytes;
         let last = (file_offset + size).div_ceil(page_bytes);
@@ -285,6 +288,21 @@ impl ProtectionChannel {
             userfault.write_protect(window.address_of(run[0].0), (run.len() * PAGE_BYTES) as u64, true)?;
         }
         Ok(())
+    }
+
+    fn let_all_go(&self) {
+        let Some(userfault) = self.userfault.get() else { return };
+        for window in &self.windows.read().expect("no panic under this lock").list {
+            let bytes = u64::from(window.page_count) * PAGE_BYTES as u64;
+            // Some kernels leave what is protected so when it is not registered any more.
+            let _ = userfault.write_protect(window.user_addr, bytes, false);
+            userfault.unregister(window.user_addr, bytes);
+        }
+        self.protected.lock().expect("no panic under this lock").clear();
+    }
+
+    fn is_untold(&self) -> bool {
+        self.userfault.get().is_some() && !self.is_told.load(Ordering::Acquire)
     }
 
     /// Those of these pages that are protected, sorted.
@@ -407,6 +425,17 @@ impl VmMemory {
                 Err(error)
             }
         }
+    }
+
+    /// Lets every page of the VMM go, whoever protected it, and nobody waits any more: nobody will be there who answers faults. A process that
+    /// was killed may have protected pages of which nobody knows. Nothing may count on any page.
+    pub fn let_all_go(&self) {
+        self.channel.let_all_go();
+    }
+
+    /// Whether the VMM has not said yet where it has its memory, of which pages may be protected.
+    pub fn is_untold(&self) -> bool {
+        self.channel.is_untold()
     }
 
     /// Lets `pages` (sorted, without repeats) go and wakes their writers. Returns the number of calls it took.
@@ -558,7 +587,6 @@ mod tests {
     use std::fs::File;
     use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
     use std::os::unix::fs::FileExt;
-    use std::sync::atomic::AtomicBool;
 
     const PAGES: u64 = 16;
     const BYTES: u64 = PAGES * PAGE_BYTES as u64;
@@ -851,6 +879,25 @@ mod tests {
         write(at, 3);
         write(at, 9);
         assert_eq!(bench.kept(), []);
+    }
+
+    /// A process that was killed protected them, and this one has nowhere written down which.
+    #[test]
+    fn nobody_waits_for_a_page_when_all_were_let_go() {
+        let bench = Bench::new();
+        let ram = bench.file("ram", 100);
+        let at = mapped(&ram, None);
+        assert!(bench.memory.is_untold());
+        bench.memory.map(vec![region(&ram, 0, at)]).expect("mapped");
+        assert!(!bench.memory.is_untold());
+        bench.retain(&[3, 9]);
+        bench.memory.channel.note_protected(&[PageId(3)], false);
+        // Nobody answers any more.
+        bench.area.is_full.store(true, Ordering::SeqCst);
+        bench.memory.let_all_go();
+        write(at, 3);
+        write(at, 9);
+        assert_eq!(bench.memory.channel.protected_among(&(0..PAGES as u32)), []);
     }
 
     #[test]

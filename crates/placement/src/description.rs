@@ -365,7 +365,25 @@ impl AreaDirectory {
     /// When it is not there, or not ours alone, or says nothing of a VM.
     pub fn adopt(path: &Path, registry: &Path, lock: File) -> Result<(Self, Description), DirectoryError> {
         let directory = OwnDirectory::open_allowing(path, THROUGH)?;
-        let mut area = AreaDirectory {
+        let mut area = Self::made_by_another(directory, registry, lock);
+        let description = area.description()?.ok_or_else(|| {
+            DirectoryError::system("going on with", path, io::Error::other("it does not say what is in it"))
+        })?;
+        *area.images.get_mut().expect("no panic under this lock") = description.images.clone().unwrap_or_default();
+        Ok((area, description))
+    }
+
+    /// Removes one that another process of ours has made and locked, whose removal it may have begun: nothing in it is needed any more.
+    pub fn remove_for_another(path: &Path, registry: &Path, lock: File) {
+        match OwnDirectory::open_allowing(path, THROUGH) {
+            Ok(directory) => Self::made_by_another(directory, registry, lock).remove(),
+            Err(error) if error.is_missing() => registry::forget_area(registry, path),
+            Err(error) => log::warn!("{error}"),
+        }
+    }
+
+    fn made_by_another(directory: OwnDirectory, registry: &Path, lock: File) -> Self {
+        AreaDirectory {
             directory,
             registry: registry.to_owned(),
             lock,
@@ -373,12 +391,7 @@ impl AreaDirectory {
             images: Mutex::default(),
             disks: Mutex::default(),
             is_adopted: true,
-        };
-        let description = area.description()?.ok_or_else(|| {
-            DirectoryError::system("going on with", path, io::Error::other("it does not say what is in it"))
-        })?;
-        *area.images.get_mut().expect("no panic under this lock") = description.images.clone().unwrap_or_default();
-        Ok((area, description))
+        }
     }
 
     /// Whether an earlier worker has made it, for the same VM.
@@ -770,6 +783,25 @@ mod tests {
         assert_eq!(again.description().expect("read").expect("there").ram[0].path, PathBuf::from("/ram"));
         again.remove();
         assert_eq!(AreaDirectory::find(&registry, &image).expect("examined"), None);
+    }
+
+    /// Whoever made it was killed in the midst of removing it, and a VMM has its lock.
+    #[test]
+    fn a_directory_that_is_removed_in_part_goes() {
+        let base = tempfile::tempdir().expect("a temporary directory");
+        let registry = base.path().join("registry");
+        let image = base.path().join("image");
+        std::fs::write(&image, b"x").expect("an image");
+        let directory = AreaDirectory::create(&base.path().join("vms"), &registry).expect("made");
+        directory.register(&image).expect("registered");
+        directory.describe(&[(PathBuf::from("/ram"), 0)], Vec::new(), Vec::new()).expect("described");
+        let path = directory.path().to_owned();
+        let lock = || directory.lock_file().try_clone().expect("a descriptor");
+        std::fs::remove_file(path.join(DESCRIPTION)).expect("removed");
+        AreaDirectory::remove_for_another(&path, &registry, lock());
+        assert!(!path.exists());
+        assert_eq!(AreaDirectory::find(&registry, &image).expect("examined"), None);
+        AreaDirectory::remove_for_another(&path, &registry, lock());
     }
 
     #[test]

@@ -73,7 +73,7 @@ pub enum Said {
         data: String,
     },
     /// Listen at the socket that comes along, keep whoever connects, and give the connections in. The next worker is told of the door
-    /// ([`DOOR`]).
+    /// ([`DOOR`]). A door of that disk that is open listens there from now on, and whoever is inside stays.
     Door {
         /// Of which disk.
         disk: usize,

@@ -35,6 +35,9 @@ const PAUSE_MAX: Duration = Duration::from_secs(5);
 /// How long the journals of a guest whose VMM cannot be ended may take to be handed over to storage.
 const STAYING_PATIENCE: Duration = Duration::from_secs(30);
 
+/// How long a VMM that is to be left may take to come back to a worker that follows one that was killed as it left it.
+const RETURN_PATIENCE: Duration = Duration::from_secs(30);
+
 /// What is wanted.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Wanted {
@@ -244,11 +247,9 @@ impl Slot {
             inner.as_served = Some(config.clone());
             inner.vmm = crate::vm::vmm_of(&kept);
         }
-        if is_left(&config, &kept) {
-            // It died before it could say so: what was kept of its guest is of no use to anybody.
-            self.line.say(&Said::Clear, &[])?;
-            self.line.settle();
-            return Ok(());
+        if crate::vm::is_left(&kept) {
+            // Its guest waits for whoever finds the note.
+            return crate::vm::leave_at_last(kept, &self.line);
         }
         let bounds = kept.all(THROTTLE);
         let before = kept.descriptor(CONFIG_BEFORE).map(|before| before.try_clone_to_owned()).transpose()?;
@@ -258,17 +259,21 @@ impl Slot {
         }
         let vm = Vm::resume(&config.options, kept, &self.line)?;
         vm.journals.doubt_memory(power::is_on_battery(&config.run));
-        if before.is_some() {
-            let (line, config) = (Arc::clone(&self.line), config.clone());
-            vm.before_doors(move || {
-                keep_source(&line, CONFIG, &config)?;
-                Ok(line.say(&Said::Forget { key: CONFIG_BEFORE.to_owned() }, &[])?)
-            });
-        }
+        let (line, of_doors) = (Arc::clone(&self.line), config.clone());
+        vm.before_doors(move || {
+            // The worker before was about to leave it, perhaps.
+            is_left_no_more(&of_doors);
+            if before.is_some() {
+                keep_source(&line, CONFIG, &of_doors)?;
+                line.say(&Said::Forget { key: CONFIG_BEFORE.to_owned() }, &[])?;
+            }
+            Ok(())
+        });
         vm.note_raw(&mut self.lock().served);
         let serving = vm.serve(&config.sockets, Starter::Strangers, None, |_, name| name.to_owned())?;
-        for socket in &serving.opened {
-            if let Err(error) = config.access.open_socket(socket) {
+        for disk in &serving.attachments {
+            // Whoever made it may have died before it did that.
+            if let Err(error) = config.access.open_socket(&disk.socket) {
                 log::error!("vm {}: {error:#}", self.name);
             }
         }
@@ -359,11 +364,7 @@ impl Slot {
         let serving = match served {
             Ok(serving) => {
                 if lives.is_some() {
-                    // From here on its guest writes to them. Whoever finds this process dead goes on with what was kept, or with nothing.
-                    config.options.images().for_each(|(image, _)| placement::forget_left_guest(image));
-                    if let Err(error) = left::forget(&config.sockets) {
-                        log::error!("vm {}: that it was left stays noted: {error:#}", self.name);
-                    }
+                    is_left_no_more(config);
                 }
                 serving
             }
@@ -585,6 +586,7 @@ impl Slot {
             doors: serving.doors.clone(),
             migration: vm.migration.clone(),
         };
+        let begun = Instant::now();
         let mut inner = self.lock();
         inner.live = Some(live);
         inner.enter(State::Waiting);
@@ -614,6 +616,11 @@ impl Slot {
                         None => End::Finish,
                     };
                 }
+                // Pages may be protected of which only it can say where they are.
+                Wanted::Leave
+                    if vm.memory.is_untold()
+                        && begun.elapsed() < RETURN_PATIENCE
+                        && vmms.iter().any(|(_, has_ended)| !has_ended) => {}
                 Wanted::Leave => {
                     let Some(pid) = vmms.iter().find(|(_, has_ended)| !has_ended).map(|(pid, _)| *pid) else {
                         return End::Finish;
@@ -1068,11 +1075,13 @@ impl Slot {
     }
 }
 
-/// Whether the worker before has left its guest to the next daemon, and what it had of it is not there any more.
-fn is_left(config: &VmConfig, kept: &Kept) -> bool {
-    let vmm = crate::vm::vmm_of(kept).map(|(pid, _)| pid);
-    let has_gone = kept.data("directory").is_some_and(|path| !Path::new(path).exists());
-    has_gone && vmm.is_some() && left::waiting(config) == vmm
+/// The guest of a VM is served, and writes to its images: nobody is to find it waiting. Whoever finds this process dead goes on with what was
+/// kept, or with nothing.
+fn is_left_no_more(config: &VmConfig) {
+    config.options.images().for_each(|(image, _)| placement::forget_left_guest(image));
+    if let Err(error) = left::forget(&config.sockets) {
+        log::error!("vm {}: that it was left stays noted: {error:#}", config.options.name);
+    }
 }
 
 /// A process, and when it was started, where that is seen.

@@ -3,7 +3,7 @@
 use super::*;
 use crate::worker::SERVED;
 use std::fs::File;
-use std::io::Read;
+use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 use supervision::stand_in::StandIn;
@@ -11,13 +11,13 @@ use supervision::stand_in::StandIn;
 struct Bench {
     directory: tempfile::TempDir,
     channel: Arc<Channel>,
-    _worker: OwnedFd,
+    worker: OwnedFd,
 }
 
 impl Bench {
     fn new() -> Self {
         let (ours, worker) = Channel::pair().expect("a pair");
-        Bench { directory: tempfile::tempdir().expect("a directory"), channel: Arc::new(ours), _worker: worker }
+        Bench { directory: tempfile::tempdir().expect("a directory"), channel: Arc::new(ours), worker }
     }
 
     fn hear(&self, charge: &mut Charge, said: &Said, descriptors: Vec<OwnedFd>) {
@@ -172,6 +172,39 @@ fn a_door_is_the_disks_whose_number_it_has() {
     bench.hear(&mut charge, &Said::Forget { key: "door a".into() }, Vec::new());
     let (next, left) = found(&store);
     assert!(left.is_empty() && next.doors.is_empty());
+}
+
+/// A worker that died as it left its guest has taken the name away at which the door was found. The VMM may be none that connects again.
+#[test]
+fn a_door_that_is_open_listens_at_another_socket_and_keeps_who_is_inside() {
+    let bench = Bench::new();
+    let store = StandIn::default();
+    let mut charge = charge(&store);
+    bench.keep(&mut charge, SERVED, "");
+    bench.door(&mut charge, 0, "a");
+    let path = bench.directory.path().join("0.sock");
+    let mut inside = UnixStream::connect(&path).expect("let in");
+    // GET_FEATURES.
+    inside.write_all(&[1_u32, 1, 0].map(u32::to_ne_bytes).concat()).expect("said");
+    let worker = Channel::from(bench.worker.try_clone().expect("a descriptor"));
+    let (order, connection) = worker.receive::<Order>().expect("read").expect("an order");
+    assert!(matches!(order, Order::Connection { disk: 0, .. }), "{order:?}");
+    bench.door(&mut charge, 0, "a");
+    let mut next = UnixStream::connect(&path).expect("somebody listens");
+    next.set_read_timeout(Some(Duration::from_secs(60))).expect("a bound");
+    assert_eq!(next.read(&mut [0; 1]).expect("the end"), 0, "the disk is somebody's");
+    let is_inside = |inside: &mut UnixStream| {
+        inside.set_nonblocking(true).expect("not blocking");
+        inside.read(&mut [0; 1]).is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
+    };
+    assert!(is_inside(&mut inside));
+    // So it is for the next supervisor.
+    let (found, keys) = found(&store);
+    assert_eq!(keys, [("a".to_owned(), "0".to_owned())]);
+    drop(charge);
+    assert!(is_inside(&mut inside));
+    UnixStream::connect(&path).expect("somebody listens");
+    drop((found, connection));
 }
 
 #[test]

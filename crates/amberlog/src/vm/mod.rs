@@ -7,6 +7,7 @@
 pub mod change;
 mod cloud_hypervisor;
 mod disk_option;
+mod door_socket;
 mod earlier;
 mod marks;
 pub mod migration;
@@ -31,6 +32,7 @@ use change::{Doors, Leftover};
 use command_line::remote_options::RemoteTrust;
 use disk_model::Client;
 pub use disk_option::{Bounds, DiskOption, JournalDiskOption, durable_within, size};
+use door_socket::DoorSocket;
 use earlier::{BroughtHome, finish_areas, finish_elsewhere, refuse_left};
 use guest_memory::{BeforeDevice, HandoverSocket, KeepHandedOver, Terms, VmMemory};
 use image_file::Seal;
@@ -163,8 +165,6 @@ pub struct Serving {
     pub attachments: Vec<qemu::Attachment>,
     /// Their doors.
     pub doors: change::Doors,
-    /// The sockets that were made just now.
-    pub opened: Vec<PathBuf>,
 }
 
 /// The devices of a VM, which whoever drops them has stopped.
@@ -746,8 +746,9 @@ impl Vm {
         if let Some(migration) = &self.migration {
             migration.was_left(&before.map_or_else(|| vec![true; self.images.len()], Before::used));
         }
-        // It has the lock of another directory: nobody may take this one over while it lives.
-        self.journals.directory().note_vmm(pid)?;
+        // It has the lock of another directory: nobody may take this one over while it lives, from when the next worker goes on with it.
+        let journals = Arc::clone(&self.journals);
+        self.before_doors(move || Ok(journals.directory().note_vmm(pid)?));
         let started = placement::process_started_at(pid).unwrap_or_default();
         self.line.keep("vmm", &format!("{pid} {started}"), None)?;
         self.memory.refuse_protection(format!(
@@ -812,7 +813,6 @@ impl Vm {
             vmm_is_gone,
             attachments: Vec::new(),
             doors: Doors::default(),
-            opened: Vec::new(),
         };
         let mut throttles: HashMap<&str, Throttle> = HashMap::new();
         let mut doors = self.doors.clone();
@@ -855,32 +855,26 @@ impl Vm {
         if let Some(migration) = &self.migration {
             serving.working = Some(migration.start(serving.handles())?);
         }
-        let mut listeners = Vec::new();
-        for (index, attachment) in serving.attachments.iter().enumerate() {
-            let name = self.attached[index].options.name.clone();
-            let is_open = self.doors.has(&name);
-            let listener = (!is_open).then(|| block_device::listen(&attachment.socket)).transpose()?;
-            if !is_open {
-                serving.opened.push(attachment.socket.clone());
-            }
-            listeners.push((doors.of(&name).0, name, listener));
+        let mut sockets = Vec::new();
+        for (disk, attachment) in self.attached.iter().zip(&serving.attachments) {
+            let name = &disk.options.name;
+            sockets.push(DoorSocket::prepare(name, doors.of(name).0, self.doors.has(name), &attachment.socket)?);
         }
         // Nothing else can fail that another worker would not fail at, too.
         self.journals.go_on()?;
-        // From here on this is how the VM is served, whoever dies.
+        // From here on this is how the VM is served, whoever dies: before a guest is noted as being in its directory, which would be nobody's
+        // until that guest's end. Doors that are not there yet are made by the next worker.
+        self.line.keep(crate::worker::SERVED, "", None)?;
+        self.line.settle();
         if let Some(at_doors) = self.at_doors.lock().expect("no panic under this lock").take() {
             at_doors()?;
         }
         std::mem::take(&mut *self.leftover.lock().expect("no panic under this lock")).clean_up(&self.line)?;
-        for (disk, name, listener) in listeners {
-            match listener {
-                None => self.line.say(&Said::Open { disk }, &[])?,
-                Some(listener) => self.line.say(&Said::Door { disk, name }, &[listener.as_fd()])?,
-            }
-        }
+        sockets.iter().try_for_each(|socket| socket.open(&self.line))?;
         serving.doors = doors;
-        self.line.keep(crate::worker::SERVED, "", None)?;
         self.line.settle();
+        // What has a name from now on is what the door listens at, whoever dies.
+        sockets.into_iter().for_each(DoorSocket::show);
         if let Some(mut steps) = steps {
             steps.push(("for memory and disks", Instant::now()));
             self.say_how_long(&steps);
@@ -954,6 +948,10 @@ impl Vm {
         }
         let watched = watched.with_context(|| format!("its VMM (process {pid}) lives, and cannot be watched"))?;
         peers.insert(pid, watched);
+        if strangers_at.is_some() && placement::living_vmms(self.directory()).is_ok_and(|noted| !noted.contains(&pid)) {
+            // The worker before was killed in that very moment.
+            self.journals.directory().note_vmm(pid)?;
+        }
         if let Some(sockets) = strangers_at
             && let Some(reason) = observer::bypasses_protection(observer::arguments_of(pid), sockets)
         {
@@ -973,6 +971,15 @@ impl Vm {
     pub fn as_left(&self) -> anyhow::Result<Vec<(&Path, &File, AsLeft)>> {
         self.end_beside_devices();
         self.journals.check_left()?;
+        if self.memory.is_untold() {
+            log::error!(
+                "vm {}: its VMM has not come back before it was left, and a page that a killed worker protected keeps its guest for ever: if \
+                 the guest hangs, end that process",
+                self.name
+            );
+        }
+        // Nobody answers its faults under the next daemon, and its own userfaultfd keeps protected what is.
+        self.memory.let_all_go();
         let mut all = Vec::new();
         for (index, image) in self.images.iter().enumerate() {
             let flushed = self.journals.flush_image(index);
@@ -1027,6 +1034,9 @@ impl Vm {
         }
         drop((self.samples.take(), self.marks.take()));
         let written = self.trace.take().map_or(Ok(()), |trace| trace.finish());
+        // From here on nobody goes on with what is kept: a part of it has gone in a moment.
+        let _ = self.line.keep(LEFT, "", None);
+        self.line.settle();
         self.journals.directory().remove();
         self.clear();
         written
@@ -1082,6 +1092,37 @@ impl Serving {
         drop(self.working);
         drop(self.devices);
     }
+}
+
+/// Kept when a guest was left to the next daemon: nothing of it is held here, and what is kept of it is of no use to anybody.
+const LEFT: &str = "left";
+
+/// Whether the worker that had this kept has left its guest ([`Vm::leave`]).
+pub fn is_left(kept: &Kept) -> bool {
+    kept.data(LEFT).is_some()
+}
+
+/// Does what is left to do of [`Vm::leave`], whose worker was killed.
+///
+/// # Errors
+/// When the supervisor is gone.
+pub fn leave_at_last(mut kept: Kept, line: &Line) -> anyhow::Result<()> {
+    // Where its supervisor died, it may be there for a moment.
+    if let Some((_, is_done)) = kept.take("under way") {
+        wait_for_end(&is_done)?;
+    }
+    if let Some((path, lock)) = kept.take("directory") {
+        AreaDirectory::remove_for_another(Path::new(&path), &placement::own_place(), lock.into());
+    }
+    for (disk, _) in kept.all(change::IMAGE) {
+        if let Some((_, image)) = kept.take(&change::image_key(&disk)) {
+            // Whoever else has it still: the next daemon locks it anew.
+            block_device::unlock_image(&image.into());
+        }
+    }
+    line.say(&Said::Clear, &[])?;
+    line.settle();
+    Ok(())
 }
 
 /// The VMM that has connected, and when it was started, as an earlier worker of the VM has had it kept.

@@ -20,6 +20,7 @@ mod journals;
 #[path = "../common/judges.rs"]
 mod judges;
 mod kill;
+mod leaving;
 mod limits;
 mod log_writes;
 mod memory;

@@ -32,13 +32,13 @@ struct Kept {
 }
 
 /// Who keeps what a supervisor had.
-enum Keeper {
+pub(super) enum Keeper {
     Manager(Manager),
     Depot,
 }
 
 impl Keeper {
-    fn start_daemon(&self, bench: &Bench, config: &Path) -> Daemon {
+    pub(super) fn start_daemon(&self, bench: &Bench, config: &Path) -> Daemon {
         match self {
             Keeper::Manager(manager) => manager.start_daemon(bench, config),
             Keeper::Depot => Daemon::start(bench, config),
@@ -46,13 +46,13 @@ impl Keeper {
     }
 }
 
-struct Manager {
+pub(super) struct Manager {
     socket: std::path::PathBuf,
     store: Arc<Mutex<Kept>>,
 }
 
 impl Manager {
-    fn start(bench: &Bench) -> Self {
+    pub(super) fn start(bench: &Bench) -> Self {
         let socket = bench.path("notify");
         let heard = UnixDatagram::bind(&socket).unwrap();
         let store = Arc::new(Mutex::new(Kept::default()));
@@ -421,7 +421,7 @@ fn await_filled(daemon: &Daemon, run: &Path) {
 }
 
 /// Kills a process that may have ended. Says whether it had not.
-fn is_killed(pid: u32) -> bool {
+pub(super) fn is_killed(pid: u32) -> bool {
     let pid = rustix::process::Pid::from_raw(pid.cast_signed()).unwrap();
     rustix::process::kill_process(pid, Signal::KILL).is_ok()
 }
