@@ -587,6 +587,7 @@ mod tests {
     use std::fs::File;
     use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
     use std::os::unix::fs::FileExt;
+    use std::time::Duration;
 
     const PAGES: u64 = 16;
     const BYTES: u64 = PAGES * PAGE_BYTES as u64;
@@ -895,8 +896,13 @@ mod tests {
         // Nobody answers any more.
         bench.area.is_full.store(true, Ordering::SeqCst);
         bench.memory.let_all_go();
-        write(at, 3);
-        write(at, 9);
+        // In a thread of its own: a page that is not let go has it wait for ever.
+        let (over, is_over) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            [3, 9].into_iter().for_each(|page| write(at, page));
+            let _ = over.send(());
+        });
+        is_over.recv_timeout(Duration::from_secs(20)).expect("the guest waits");
         assert_eq!(bench.memory.channel.protected_among(&(0..PAGES as u32)), []);
     }
 
