@@ -566,6 +566,7 @@ impl Held {
             let is_on_storage = aging.is_closed;
             aging.superblock = content;
             if is_on_storage && let Some(aging) = self.over(&mut state) {
+                self.end_unsent(aging.hosts);
                 // No kernel writes into a log that it closes.
                 fail_waiting(aging.unheld, aging.later, steps);
                 fail_told(aging.told_later, steps);
@@ -1178,7 +1179,16 @@ impl Held {
         Ok(())
     }
 
-    /// It is over.
+    /// Writes of the host that waited are not sent any more: nobody waits for them to end, a recovery least of all. What they were to bring
+    /// home stays owed.
+    fn end_unsent(&self, hosts: HashMap<WriteId, (usize, HostWrite)>) {
+        for (operation, _) in hosts.into_values() {
+            self.inner().host_in_flight -= 1;
+            self.area.home_write_ended(self.id, operation, false);
+        }
+    }
+
+    /// It is over. Whoever calls this sees to the writes of the host that waited.
     fn over(&self, state: &mut State) -> Option<Aging> {
         let aging = state.aging.take()?;
         self.area.tell_accepted(self.id, false);
@@ -1465,7 +1475,9 @@ impl Held {
     pub(super) fn forget_aging(&self) {
         self.forget_absorbing();
         let mut state = self.state();
-        self.over(&mut state);
+        if let Some(aging) = self.over(&mut state) {
+            self.end_unsent(aging.hosts);
+        }
         let (stints, counted) = (state.stints, state.counted);
         *state = State { stints, counted, ..State::default() };
     }
