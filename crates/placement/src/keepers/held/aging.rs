@@ -1159,10 +1159,8 @@ impl Held {
         self.area.note_closing(self.id, false);
         // Whoever repeats a commit that waited was not answered.
         state.owes_errors = ending.cause != Cause::Wish && (state.owes_errors || aging.answers_late());
-        let Some(aging) = self.over(state) else { return Ok(()) };
-        for (operation, write) in aging.hosts.into_values() {
-            host_write(log, operation, write, steps);
-        }
+        let Some(mut aging) = self.over(state) else { return Ok(()) };
+        self.send_hosts(log, std::mem::take(&mut aging.hosts), steps);
         for request in aging.told_later {
             steps.push(Side::Journal, Step::Release(request, Status::Ok));
         }
@@ -1177,6 +1175,19 @@ impl Held {
         // Flushes waited for that, too.
         log.home.wake.wake();
         Ok(())
+    }
+
+    /// Writes of the host that waited go, but for those to where home is only by books that have been proven wrong meanwhile. Where the guest
+    /// was told that they are home, it has said itself where that is.
+    fn send_hosts(&self, log: &Log, hosts: HashMap<WriteId, (usize, HostWrite)>, steps: &mut Steps) {
+        let is_in_doubt = self.area.contradiction(self.id).is_some();
+        let may_go = |block: u64| !is_in_doubt || self.area.has_absorbed(self.id, &(block..block + 1));
+        let (sent, unsent): (HashMap<_, _>, HashMap<_, _>) =
+            hosts.into_iter().partition(|(_, (_, write))| may_go(write.block));
+        for (operation, write) in sent.into_values() {
+            host_write(log, operation, write, steps);
+        }
+        self.end_unsent(unsent);
     }
 
     /// Writes of the host that waited are not sent any more: nobody waits for them to end, a recovery least of all. What they were to bring
