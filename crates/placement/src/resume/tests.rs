@@ -1281,6 +1281,48 @@ fn one_that_a_scan_has_forgotten_keeps_nobody_from_going_on() {
     assert!(!rig.files().iter().any(|(path, _)| path.extension().is_some_and(|ending| ending == "table")));
 }
 
+/// Its file system has gone, and something of ours is on its way to where it was: it is kept until that has ended.
+#[test]
+fn one_is_not_forgotten_while_something_of_it_is_on_its_way() {
+    use crate::keeper::{Side, Step};
+    for is_aged in [false, true] {
+        let mut rig = Rig::durable_within(is_aged.then_some(Duration::from_secs(3600)));
+        rig.open();
+        rig.commit(2000);
+        let log = rig.log();
+        let mut steps = Steps::default();
+        if is_aged {
+            // Its superblock is written anew.
+            let mut block = rig.opening();
+            SuperblockEdit::new(&mut block).expect("a superblock").errno(-30).seal();
+            let superblock = SuperblockBlock { content: &block, request: RequestId(7) };
+            rig.journals.superblock_written(&log, superblock, &mut steps).1.expect("it is held");
+        } else {
+            log.begin_emptying();
+            log.keeper.drive(&log, &mut steps);
+        }
+        let is_on_its_way = |step: &Step| matches!(step, Step::Write { .. } | Step::Flush { .. });
+        assert!(steps.0.iter().any(|(_, step)| is_on_its_way(step)), "durable by age: {is_aged}");
+        let files = rig.files();
+        assert!(!rig.journals.forget_log(&log), "durable by age: {is_aged}");
+        assert!(log.is_held_open() && rig.files() == files, "nothing has happened");
+        while steps.0.iter().any(|(_, step)| is_on_its_way(step)) {
+            let mut next = Steps::default();
+            for (_, step) in steps.0 {
+                if let Step::Write { task, .. } | Step::Flush { task } = step {
+                    log.keeper.done(&log, task, None, &mut next);
+                }
+            }
+            steps = next;
+        }
+        assert!(rig.journals.forget_log(&log), "durable by age: {is_aged}");
+        // Nor does anything begin from then on, though its disk is still asked.
+        let mut steps = Steps::default();
+        log.keeper.woken(&log, Side::Home, &mut steps);
+        assert!(!steps.0.iter().any(|(_, step)| is_on_its_way(step)), "durable by age: {is_aged}");
+    }
+}
+
 /// A file system is mounted whose entry in the partition table has gone.
 #[test]
 fn one_whose_partition_has_no_entry_any_more_goes_on() {
