@@ -627,15 +627,31 @@ impl Durability {
         if self.open.revoked.len() > self.revoked_max {
             self.generalize_revoked();
         }
+        let through = transaction.sequence;
         let is_late = self.within.is_zero() || transaction.freed == Freed::Unknown;
-        let is_slowed = !is_late && self.making.is_some() && self.is_pressed();
-        if is_late || is_slowed {
-            self.waiting.push(Waiting { through: transaction.sequence, answer, tail: None, is_slowed });
+        let is_pressed = !is_late && self.is_pressed();
+        if is_late {
+            self.waiting.push(Waiting { through, answer, tail: None, is_slowed: false });
             self.is_urgent = true;
-        } else {
+        } else if !is_pressed {
             steps.push(Step::Answer { answer, is_good: true });
         }
         self.drive(now, view, steps);
+        if is_pressed {
+            self.slow_down(through, answer, steps);
+        }
+    }
+
+    /// The window that this transaction went into was pressed. If no compound has taken it at once, for whatever reason (one is being made,
+    /// the log is emptied, or waits to be), nothing else keeps the next from having all that is committed until then.
+    fn slow_down(&mut self, through: u32, answer: AnswerId, steps: &mut Vec<Step>) {
+        if self.phase != Phase::Failed && self.is_pressed() {
+            self.waiting.push(Waiting { through, answer, tail: None, is_slowed: true });
+            self.is_urgent = true;
+        } else {
+            // It is in a compound, or an age promises it no more than that it is held.
+            steps.push(Step::Answer { answer, is_good: true });
+        }
     }
 
     /// Of a revoked block of which storage's log has no copy, nor will have one of what is being made durable, nothing else matters than

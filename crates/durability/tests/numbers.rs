@@ -1,8 +1,8 @@
 //! Numbers of compounds are used once, also those of compounds that came to nothing: what of them is on storage has the number.
 
-use durability::{AnswerId, Durability, Freed, OperationId, Step, Transaction, Version, View};
-use jbd2::Checksum;
+use durability::{AnswerId, Durability, Freed, OperationId, Place, Step, Transaction, Version, View};
 use jbd2::build::SuperblockBuilder;
+use jbd2::{Checksum, Superblock};
 use std::io;
 use std::time::Duration;
 
@@ -19,8 +19,9 @@ impl View for Shown {
         into.fill(0);
         Ok(())
     }
-    fn logged(&mut self, _: u32, _: &mut [u8]) -> io::Result<()> {
-        Err(io::ErrorKind::Unsupported.into())
+    fn logged(&mut self, _: u32, into: &mut [u8]) -> io::Result<()> {
+        into.fill(0);
+        Ok(())
     }
     fn committed_after(&mut self, _: std::ops::Range<u64>, _: u32) -> Vec<durability::Committed> {
         Vec::new()
@@ -90,4 +91,35 @@ fn who_gives_up_between_two_compounds_has_used_up_no_number() {
     assert_eq!((machine.status().compounds, machine.next_number()), (1, FIRST + 1));
     machine.give_up(&mut Vec::new());
     assert_eq!(machine.next_number(), FIRST + 1);
+}
+
+/// Where the last compound gets the very number with which the guest closes its log, storage says the next one, and so does the machine:
+/// who only has the guest's superblock has to know that.
+#[test]
+fn a_log_that_is_closed_has_a_number_behind_its_last_compound() {
+    for closed_with in [FIRST, FIRST + 1, FIRST + 5] {
+        let (mut machine, mut steps) = making();
+        let superblock =
+            SuperblockBuilder { maxlen: 64, start: 0, sequence: closed_with, ..SuperblockBuilder::default() };
+        let superblock = superblock.checksum(Checksum::V3).build();
+        machine.closes(Duration::ZERO, &superblock, AnswerId(2), &mut Shown, &mut steps);
+        let (mut told, mut last) = (false, Vec::new());
+        while !steps.is_empty() {
+            let done = std::mem::take(&mut steps);
+            for step in &done {
+                match step {
+                    Step::Write { place: Place::Superblock, bytes, .. } => last = bytes.to_vec(),
+                    Step::Answer { answer: AnswerId(2), is_good } => told = *is_good,
+                    Step::Failed(why) => panic!("{why}"),
+                    _ => {}
+                }
+            }
+            for operation in operations(&done) {
+                machine.operation_done(Duration::ZERO, operation, true, &mut Shown, &mut steps);
+            }
+        }
+        let said = Superblock::decode(&last).expect("a superblock");
+        assert!(told && said.is_empty(), "{closed_with}: {said:?}");
+        assert_eq!((machine.next_number(), said.sequence), (FIRST + 1, closed_with.max(FIRST + 1)), "{closed_with}");
+    }
 }

@@ -140,6 +140,92 @@ fn a_guest_that_outruns_storage_waits_for_it() {
     assert_eq!(rig.machine.durable(), rig.sequence);
 }
 
+/// Commits of as many blocks as are read at a time, each made durable, until the log has no room for one more.
+fn fill(rig: &mut Rig) {
+    let mut first = 1000;
+    while rig.machine.status().compounds < 33 {
+        rig.commit(first, AT_ONCE);
+        rig.call(|machine, view, steps| machine.flush_now(NOW, AnswerId(0), view, steps));
+        rig.settle();
+        first += AT_ONCE;
+    }
+    assert_eq!(rig.machine.status().blocks_brought_home, 0, "there was room until now");
+}
+
+/// A commit that is to be durable, and does not fit.
+fn overflow(rig: &mut Rig) {
+    let small = rig.commit(10, AT_ONCE);
+    assert_eq!(rig.is_told(small), Some(true));
+    rig.call(|machine, view, steps| machine.flush_now(NOW, AnswerId(0), view, steps));
+    assert!(!rig.machine.is_making(), "there is no room");
+}
+
+/// The second of two waits until it is durable, and what is made durable with it is no more than what is read at a time, and one transaction.
+fn second_waits(rig: &mut Rig, what: &str) {
+    let (before, last) = (rig.machine.status().compound_blocks, AT_ONCE + 3);
+    let large = rig.commit(20, last);
+    assert_eq!(rig.is_told(large), None, "{what}: it waits");
+    while !rig.machine.is_making() && !rig.under_way.is_empty() {
+        assert_eq!(rig.is_told(large), None, "{what}: it waits");
+        rig.end_one();
+    }
+    let taken = rig.machine.status().compound_blocks - before;
+    assert!(taken > 0 && taken <= AT_ONCE + last, "{what}: {taken} blocks");
+    rig.settle();
+    assert_eq!(rig.is_told(large), Some(true), "{what}");
+    assert_eq!(rig.machine.durable(), rig.sequence, "{what}");
+}
+
+/// The same while no compound is made, since the log has to be emptied first: whatever of that is done.
+#[test]
+fn a_guest_that_outruns_storage_waits_while_the_log_is_emptied() {
+    let mut done = 0;
+    loop {
+        let mut rig = Rig::new();
+        fill(&mut rig);
+        overflow(&mut rig);
+        for _ in 0..done {
+            rig.end_one();
+        }
+        if rig.machine.is_making() {
+            break;
+        }
+        second_waits(&mut rig, &format!("{done} operations are over"));
+        done += 1;
+    }
+    assert!(done >= 4, "home, a flush, the superblock, and another flush");
+}
+
+/// And while nothing goes home, since writes of the guest are on their way to all of it.
+#[test]
+fn a_guest_that_outruns_storage_waits_for_its_own_home_writes() {
+    let mut rig = Rig::new();
+    fill(&mut rig);
+    rig.call(|machine, view, steps| {
+        let (blocks, when) = (1000..2000, WhenAsked::default());
+        assert!(machine.write_begins(NOW, WriteId(1), Kind::Write, blocks.clone(), blocks, when, view, steps));
+    });
+    overflow(&mut rig);
+    assert!(rig.under_way.is_empty(), "all is busy");
+    let large = rig.commit(20, AT_ONCE + 3);
+    assert_eq!(rig.is_told(large), None, "it waits");
+    rig.call(|machine, view, steps| machine.write_ended(NOW, WriteId(1), true, view, steps));
+    rig.settle();
+    assert_eq!(rig.is_told(large), Some(true));
+}
+
+/// Who waits for that is told, too, when there is no durability any more.
+#[test]
+fn who_waits_while_the_log_is_emptied_is_no_worse_off_when_durability_ends() {
+    let mut rig = Rig::new();
+    fill(&mut rig);
+    overflow(&mut rig);
+    let large = rig.commit(20, AT_ONCE + 3);
+    assert_eq!(rig.is_told(large), None, "it waits");
+    rig.call(|machine, _, steps| machine.give_up(steps));
+    assert_eq!(rig.is_told(large), Some(true), "an age promised it no more than that it is held");
+}
+
 #[test]
 fn who_was_slowed_down_is_no_worse_off_when_durability_ends() {
     let mut rig = Rig::new();

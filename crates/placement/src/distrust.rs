@@ -149,7 +149,7 @@ pub(crate) fn say(area: &JournalArea, log: &Log, why: &str) {
         return;
     }
     log.want(PlacementKind::Storage);
-    let by_host = area.counters(log.id).written_home_by_host;
+    let by_host = area.counters(log.id).written_home_by_host + written_home_by_age(log);
     let mut sentence = format!(
         "the journal of the file system at byte {} is not what it seemed: {why}. Something lies between that file system and \
          this disk (device mapper, md, a cache), or its kernel does what amberlog does not know: the journal goes to \
@@ -164,6 +164,12 @@ pub(crate) fn say(area: &JournalArea, log: &Log, why: &str) {
     let disk = &log.home;
     log::error!("disk {}: {sentence}", disk.options.name);
     disk.note_fault(&sentence);
+}
+
+/// Blocks that were written home as the log was made durable by age, which the area does not count: appends, and copies that made room.
+fn written_home_by_age(log: &Log) -> u64 {
+    let bytes = log.keeper.durability(log).map_or(0, |by_age| by_age.append_bytes_home + by_age.bytes_brought_home);
+    bytes / u64::from(log.place.block_bytes)
 }
 
 /// The VM is gone, or has been reset: a log that is left to the guest is on storage, as it is.

@@ -4,7 +4,8 @@
 //! and the logs in their own places are. What must never happen: that a log is taken for empty, for closed or for another one while it
 //! owes something. So a log counts as held only if table, description and the mark on storage agree; anything else is refused, and the
 //! VM is left to the recovery that follows its VMM's death. Failure story: nothing is changed on storage before all of that was
-//! compared, of every log, and whatever else can fail is over ([`Journals::go_on`]); what was not taken up stays described.
+//! compared, of every log, and whatever else can fail is over ([`Journals::go_on`]), but for blocks of a log that storage calls empty; what was
+//! not taken up stays described.
 //!
 //! What the books of a log that was held say, and what storage says, mean together (the first row that fits counts; anything else is
 //! refused):
@@ -33,6 +34,7 @@ use crate::finish::StoredLog;
 use crate::journals::{Journals, JournalsOptions};
 use crate::log::{Log, Marked};
 use crate::mark::MarkKind;
+use crate::numbers;
 use crate::opening::mark_again;
 use crate::scan::FoundLogPlace;
 use crate::stored::{Says, Stored};
@@ -140,7 +142,7 @@ fn refused(what: impl Into<String>) -> io::Error {
 impl Journals {
     /// Goes on with the journals of a VM whose guest runs. The directory is as an earlier worker of it left it, which has died. None
     /// of the guest's requests may be taken in, and none of its faults answered, before this returns; and none of its requests before
-    /// [`Journals::go_on`] does. Nothing is changed on storage.
+    /// [`Journals::go_on`] does. Nothing is changed on storage that anybody may need.
     ///
     /// # Errors
     /// When what was left does not agree with itself or with storage, or lives where it cannot be taken up.
@@ -444,6 +446,14 @@ impl Journals {
         Ok(())
     }
 
+    /// A log was being closed that was made durable by age, and storage says that it is empty. Its guest, which closes it once more, says
+    /// its own number: a last compound may have that one, and would be taken for the guest's next transaction. It is overwritten while the books
+    /// are open still: whoever comes after a kill finds this to be done once more. Storage needs no block of the log.
+    fn clear_last_compounds(&self, log: &Log, numbered: Option<u32>) -> io::Result<()> {
+        let Some(next) = self.area.next_sequence(log.id) else { return Ok(()) };
+        numbers::wipe(&self.area.log_now(log.id), &log.place, &log.journal.file, (next, numbered))
+    }
+
     /// A log whose table was taken up.
     fn resume_held(
         &self,
@@ -526,6 +536,7 @@ impl Journals {
                 // Storage says so since a moment ago, perhaps not for good.
                 log.home.file.sync_data()?;
                 log.journal.file.sync_data()?;
+                self.clear_last_compounds(log, books.numbered)?;
                 self.area.close(log.id);
                 self.follow_wish(log);
             }

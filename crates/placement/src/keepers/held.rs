@@ -569,10 +569,13 @@ impl Keeper for Held {
         self.inner().is_over = true;
     }
 
-    /// The file system was replaced while its log was open.
+    /// The file system was replaced while its log was open. What makes it durable must not land behind what somebody else has written there.
     fn forget(&self, log: &Log, steps: &mut Steps) -> bool {
+        if !self.aged_is_gone() {
+            return false;
+        }
         let brought = self.bring_absorbed_now(log, steps);
-        self.forget_aging();
+        self.forget_absorbing();
         if !log.is_open() {
             return true;
         }

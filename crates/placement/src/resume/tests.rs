@@ -971,6 +971,49 @@ fn one_that_was_being_closed_is_closed_once_more() {
     assert!(!rig.log().is_open() && rig.says() == Says::Empty);
 }
 
+/// It was made durable by age, and its last compound has the number that its guest's next transaction will have: its worker is killed when storage
+/// says that the log is empty, and before that compound is overwritten.
+#[test]
+fn no_last_compound_stays_that_its_guest_would_meet() {
+    use std::collections::BTreeSet;
+    let mut rig = Rig::durable_within(Some(Duration::from_secs(3600)));
+    rig.open();
+    rig.commit(2000);
+    let (log, next) = (rig.log(), rig.builder.sequence);
+    let heads = |rig: &Rig| -> BTreeSet<u32> {
+        let log = rig.log();
+        let mut head = [0; jbd2::HEADER_BYTES];
+        let mut number = |position: u32| {
+            log.journal.file.read_exact_at(&mut head, log.place_of(position).expect("it has one")).expect("read");
+            jbd2::peek(&head).map(|header| header.sequence)
+        };
+        (1..log.place.log_blocks).filter_map(&mut number).collect()
+    };
+    // Compounds of the two numbers before that one, that one, and a number that only an earlier opening can have had.
+    let (_, format) = jbd2::Superblock::parse(&rig.superblock).expect("a journal");
+    let last = next.wrapping_add(1);
+    let mut compounds = LogBuilder::new(format, 40, next - 2);
+    for _ in 0..4 {
+        let transaction = Transaction { blocks: vec![(2000, vec![7; BLOCK as usize])], ..Transaction::default() };
+        compounds.transaction(&transaction, &mut |position, block| {
+            let at = log.place_of(position).expect("it has one");
+            log.journal.file.write_all_at(block, at).expect("written");
+        });
+    }
+    assert_eq!(heads(&rig), (next - 2..=last).collect());
+    rig.journals.area.note_numbered(log.id, Some(last));
+    rig.journals.area.note_closing(log.id, true);
+    rig.store(&rig.superblock_from(0, last));
+    rig.die(None).expect("it goes on");
+    assert!(!rig.log().is_open() && rig.says() == Says::Empty);
+    assert_eq!(heads(&rig), [next - 2, next - 1, last].into(), "what its guest would meet is not there");
+    // It closes it once more, with its own number.
+    let block = rig.superblock_from(0, next);
+    assert!(rig.write_superblock(&block));
+    rig.store(&block);
+    assert!(!heads(&rig).contains(&next));
+}
+
 #[test]
 fn one_whose_mark_is_not_there_any_more_is_refused() {
     for commits in 0..2 {
@@ -1279,6 +1322,48 @@ fn one_that_a_scan_has_forgotten_keeps_nobody_from_going_on() {
     assert!(rig.journals.logs().is_empty());
     rig.journals.scan(0).expect("looked at");
     assert!(!rig.files().iter().any(|(path, _)| path.extension().is_some_and(|ending| ending == "table")));
+}
+
+/// Its file system has gone, and something of ours is on its way to where it was: it is kept until that has ended.
+#[test]
+fn one_is_not_forgotten_while_something_of_it_is_on_its_way() {
+    use crate::keeper::{Side, Step};
+    for is_aged in [false, true] {
+        let mut rig = Rig::durable_within(is_aged.then_some(Duration::from_secs(3600)));
+        rig.open();
+        rig.commit(2000);
+        let log = rig.log();
+        let mut steps = Steps::default();
+        if is_aged {
+            // Its superblock is written anew.
+            let mut block = rig.opening();
+            SuperblockEdit::new(&mut block).expect("a superblock").errno(-30).seal();
+            let superblock = SuperblockBlock { content: &block, request: RequestId(7) };
+            rig.journals.superblock_written(&log, superblock, &mut steps).1.expect("it is held");
+        } else {
+            log.begin_emptying();
+            log.keeper.drive(&log, &mut steps);
+        }
+        let is_on_its_way = |step: &Step| matches!(step, Step::Write { .. } | Step::Flush { .. });
+        assert!(steps.0.iter().any(|(_, step)| is_on_its_way(step)), "durable by age: {is_aged}");
+        let files = rig.files();
+        assert!(!rig.journals.forget_log(&log), "durable by age: {is_aged}");
+        assert!(log.is_held_open() && rig.files() == files, "nothing has happened");
+        while steps.0.iter().any(|(_, step)| is_on_its_way(step)) {
+            let mut next = Steps::default();
+            for (_, step) in steps.0 {
+                if let Step::Write { task, .. } | Step::Flush { task } = step {
+                    log.keeper.done(&log, task, None, &mut next);
+                }
+            }
+            steps = next;
+        }
+        assert!(rig.journals.forget_log(&log), "durable by age: {is_aged}");
+        // Nor does anything begin from then on, though its disk is still asked.
+        let mut steps = Steps::default();
+        log.keeper.woken(&log, Side::Home, &mut steps);
+        assert!(!steps.0.iter().any(|(_, step)| is_on_its_way(step)), "durable by age: {is_aged}");
+    }
 }
 
 /// A file system is mounted whose entry in the partition table has gone.

@@ -2,6 +2,8 @@
 
 use super::*;
 use std::ops::RangeInclusive;
+use std::sync::atomic::AtomicBool;
+use std::time::Instant;
 
 /// Nothing becomes due by itself.
 const LONG: Duration = Duration::from_secs(3600);
@@ -311,6 +313,33 @@ fn what_waits_is_as_old_as_it_was_when_it_came() {
         let image = std::fs::read(&rig.image).expect("the image");
         assert_eq!(state(&Image::of(&image), (&rig.log_at, &rig.homes), 2, false), Ok(2), "round {number}");
     }
+}
+
+/// A write of the host waits for its compound, and durability cannot end since storage fails. Nobody waits for that write any more when the
+/// guest is gone, and it comes to nothing.
+#[test]
+fn a_write_of_the_hosts_that_never_began_keeps_no_recovery_waiting() {
+    let mut rig = Rig::new(Some(LONG));
+    let goes_well = Arc::new(AtomicBool::new(true));
+    let asked = Arc::clone(&goes_well);
+    rig.journals.disk(0).simulate_writes(move || asked.load(Ordering::Acquire));
+    rig.open();
+    rig.commit();
+    rig.settle();
+    rig.write_homes();
+    rig.write_home(rig.homes[0], DIRECT);
+    assert_eq!(rig.held, 1, "it waits for the host's own, which waits for a compound");
+    goes_well.store(false, Ordering::Release);
+    rig.journals.set_durable_within(0, None).expect("possible");
+    rig.wake(0);
+    rig.settle();
+    assert!(rig.journals.disk(0).fault().expect("it is said").contains("marking it failed"));
+    let begun = Instant::now();
+    rig.journals.recover_all().expect_err("storage fails");
+    goes_well.store(true, Ordering::Release);
+    rig.journals.recover_all().expect("recovered");
+    assert!(begun.elapsed() < Duration::from_secs(20), "it waited for what never began");
+    rig.expect_stored(1..=1);
 }
 
 /// With no durability in force nothing but time has the host try again.

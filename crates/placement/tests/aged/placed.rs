@@ -83,3 +83,65 @@ fn the_mark_is_behind_what_is_put_in_its_place() {
         }
     }
 }
+
+/// A transaction that writes over the log itself: it is not where the books say.
+fn contradict(rig: &mut Rig) {
+    let log = rig.transaction_with([rig.log_at[9] / BLOCK]);
+    rig.request_log(&log);
+}
+
+/// What durability by age has written home itself may be in wrong places, and whoever is told that the books are wrong is told of it.
+#[test]
+fn who_is_told_of_wrong_books_is_told_what_was_written_home() {
+    for has_ended in [false, true] {
+        let mut rig = Rig::new(Some(AGE));
+        rig.gives_up();
+        rig.open();
+        let image = std::fs::read(&rig.image).expect("the image");
+        let mut allocation = extfs::Allocation::default();
+        let free = (0..BLOCKS).rev().find(|block| allocation.is_free(&image, *block).expect("bitmaps")).expect("one");
+        let log = rig.transaction_with([free]);
+        rig.request_log(&log);
+        rig.settle();
+        rig.pass(1500);
+        assert_eq!(rig.compounds(), 1);
+        if has_ended {
+            // That was before, and it counts all the same.
+            rig.journals.set_durable_within(0, None).expect("a wish");
+            rig.pass(1);
+            assert!(!is_aged(&rig));
+        }
+        contradict(&mut rig);
+        rig.settle();
+        (0..3).for_each(|_| rig.pass(1500));
+        let fault = rig.journals.disk(0).fault().expect("it is said");
+        let says = "1 blocks were written home by amberlog before, perhaps to wrong places: run e2fsck";
+        assert!(fault.contains(says), "ended before: {has_ended}: {fault}");
+    }
+}
+
+/// Nor does the host send what it had chosen to write home before.
+#[test]
+fn what_waits_to_go_home_does_not_where_the_books_are_wrong() {
+    let mut rig = Rig::new(Some(Duration::from_secs(3600)));
+    rig.gives_up();
+    rig.open();
+    rig.commit();
+    rig.settle();
+    rig.journals.logs()[0].begin_emptying();
+    rig.wake(0);
+    assert!(!rig.waiting.is_empty(), "a compound is under way, for which the host's writes wait");
+    contradict(&mut rig);
+    // It ends before that compound is durable.
+    (0..3).for_each(|_| rig.wake(1));
+    rig.settle();
+    (0..3).for_each(|_| rig.pass(1500));
+    assert!(rig.journals.disk(0).fault().expect("it is said").contains("is not what it seemed"));
+    assert!(!said(&rig).is_empty(), "the log is in its place");
+    for block in rig.homes {
+        let mut stored = vec![1; BLOCK as usize];
+        rig.file.read_exact_at(&mut stored, block * BLOCK).expect("read");
+        assert!(stored.iter().all(|byte| *byte == 0), "block {block} was written");
+    }
+    rig.journals.recover_all().expect("nothing keeps it waiting");
+}

@@ -62,6 +62,8 @@ pub(super) struct State {
     is_engaging: bool,
     /// Somebody takes the log elsewhere.
     is_leaving: bool,
+    /// Its file system has gone from the disk: nothing of ours begins any more.
+    is_gone: bool,
     /// The first number that no compound of this opening has.
     next_number: Option<u32>,
     /// Storage does not say yet what it is to say of the log under this process.
@@ -566,6 +568,7 @@ impl Held {
             let is_on_storage = aging.is_closed;
             aging.superblock = content;
             if is_on_storage && let Some(aging) = self.over(&mut state) {
+                self.end_unsent(aging.hosts.into_values());
                 // No kernel writes into a log that it closes.
                 fail_waiting(aging.unheld, aging.later, steps);
                 fail_told(aging.told_later, steps);
@@ -976,6 +979,9 @@ impl Held {
     /// The host is about to write these home.
     pub(super) fn aged_host_writes(&self, log: &Log, writes: Vec<(usize, HostWrite)>, steps: &mut Steps) {
         let mut state = self.state();
+        if state.is_gone {
+            return self.end_unsent(writes);
+        }
         for (operation, write) in writes {
             let Some(aging) = &mut state.aging else {
                 host_write(log, operation, write, steps);
@@ -1158,10 +1164,8 @@ impl Held {
         self.area.note_closing(self.id, false);
         // Whoever repeats a commit that waited was not answered.
         state.owes_errors = ending.cause != Cause::Wish && (state.owes_errors || aging.answers_late());
-        let Some(aging) = self.over(state) else { return Ok(()) };
-        for (operation, write) in aging.hosts.into_values() {
-            host_write(log, operation, write, steps);
-        }
+        let Some(mut aging) = self.over(state) else { return Ok(()) };
+        self.send_hosts(log, std::mem::take(&mut aging.hosts), steps);
         for request in aging.told_later {
             steps.push(Side::Journal, Step::Release(request, Status::Ok));
         }
@@ -1178,7 +1182,29 @@ impl Held {
         Ok(())
     }
 
-    /// It is over.
+    /// Writes of the host that waited go, but for those to where home is only by books that have been proven wrong meanwhile. Where the guest
+    /// was told that they are home, it has said itself where that is.
+    fn send_hosts(&self, log: &Log, hosts: HashMap<WriteId, (usize, HostWrite)>, steps: &mut Steps) {
+        let is_in_doubt = self.area.contradiction(self.id).is_some();
+        let may_go = |block: u64| !is_in_doubt || self.area.has_absorbed(self.id, &(block..block + 1));
+        let (sent, unsent): (HashMap<_, _>, HashMap<_, _>) =
+            hosts.into_iter().partition(|(_, (_, write))| may_go(write.block));
+        for (operation, write) in sent.into_values() {
+            host_write(log, operation, write, steps);
+        }
+        self.end_unsent(unsent.into_values());
+    }
+
+    /// Writes of the host that waited are not sent any more: nobody waits for them to end, a recovery least of all. What they were to bring
+    /// home stays owed.
+    fn end_unsent(&self, hosts: impl IntoIterator<Item = (usize, HostWrite)>) {
+        for (operation, _) in hosts {
+            self.inner().host_in_flight -= 1;
+            self.area.home_write_ended(self.id, operation, false);
+        }
+    }
+
+    /// It is over. Whoever calls this sees to the writes of the host that waited.
     fn over(&self, state: &mut State) -> Option<Aging> {
         let aging = state.aging.take()?;
         self.area.tell_accepted(self.id, false);
@@ -1206,6 +1232,7 @@ impl Held {
             log.is_open()
                 && state.aging.is_none()
                 && !state.is_leaving
+                && !state.is_gone
                 && !state.is_unmarked
                 && state.why_not.is_none()
                 && !log.is_distrusted()
@@ -1465,7 +1492,9 @@ impl Held {
     pub(super) fn forget_aging(&self) {
         self.forget_absorbing();
         let mut state = self.state();
-        self.over(&mut state);
+        if let Some(aging) = self.over(&mut state) {
+            self.end_unsent(aging.hosts.into_values());
+        }
         let (stints, counted) = (state.stints, state.counted);
         *state = State { stints, counted, ..State::default() };
     }
@@ -1479,6 +1508,20 @@ impl Held {
         };
         self.forget_aging();
         self.state().is_unmarked = is_aged;
+    }
+
+    /// Its file system has gone from the disk: nothing of ours begins any more. False where something is on its way, and nothing has happened
+    /// then. Both under one lock: the thread of its disk may begin something at any moment.
+    pub(super) fn aged_is_gone(&self) -> bool {
+        let mut state = self.state();
+        let has_operations = state.aging.as_ref().is_some_and(|aging| !aging.operations.is_empty());
+        let has_host_writes = self.inner().host_in_flight > 0 || self.area.has_host_writes_in_flight(self.id);
+        if has_operations || has_host_writes {
+            return false;
+        }
+        self.over(&mut state);
+        *state = State { stints: state.stints, counted: state.counted, is_gone: true, ..State::default() };
+        true
     }
 
     pub(super) fn aged_report(&self, log: &Log) -> DurabilityReport {
