@@ -1511,11 +1511,13 @@ impl Held {
     }
 
     /// Its file system has gone from the disk: nothing of ours begins any more. False where something is on its way, and nothing has happened
-    /// then. Both under one lock: the thread of its disk may begin something at any moment.
+    /// then. Both under one lock: the thread of its disk may begin something at any moment. (The area is asked before, since whoever takes the log
+    /// elsewhere has its lock first: what the host begins there meanwhile is not sent.)
     pub(super) fn aged_is_gone(&self) -> bool {
+        let is_host_writing = self.area.has_host_writes_in_flight(self.id);
         let mut state = self.state();
         let has_operations = state.aging.as_ref().is_some_and(|aging| !aging.operations.is_empty());
-        let has_host_writes = self.inner().host_in_flight > 0 || self.area.has_host_writes_in_flight(self.id);
+        let has_host_writes = self.inner().host_in_flight > 0 || is_host_writing;
         if has_operations || has_host_writes {
             return false;
         }
