@@ -153,12 +153,18 @@ fn the_alert_rules_are_understood_and_say_what_they_should() {
     assert!(output.status.success(), "{}", said(&output));
     // With each alert's threshold or duration gone wrong, the tests say so.
     let rules = std::fs::read_to_string(place.join("amberlog.rules.yml")).unwrap();
+    let tests = std::fs::read_to_string(place.join("amberlog.test.yml")).unwrap();
+    for alert in rules.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")) {
+        let is_raised = format!("alertname: {alert}\n        exp_alerts:\n");
+        assert!(tests.contains(&is_raised), "{alert} is raised by no test");
+    }
     let restarting = "state=\"restarting\"} == 1\n        for: ";
     for (from, to) in [
         ("== 0", "== 2"),
         ("for: 15m", "for: 5m"),
         ("> 300", "> 500"),
         ("> 0.5", "> 5"),
+        ("> 0.05", "> 0.5"),
         ("> 3\n", "> 300\n"),
         ("state=\"held\"} == 1", "state=\"held\"} == 2"),
         ("stuck == 1", "stuck == 2"),

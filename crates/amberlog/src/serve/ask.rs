@@ -185,7 +185,7 @@ pub struct ArgumentsArgs {
     /// The guest's memory, in MiB.
     #[arg(long, value_name = "MIB", default_value_t = 1024, value_parser = clap::value_parser!(u64).range(1..))]
     memory: u64,
-    /// Print JSON: "environment" and "arguments".
+    /// Print JSON: "environment", "arguments" and "disks".
     #[arg(long)]
     json: bool,
     /// Have QEMU connect again when a daemon has left it to the next one (amberlog detach).
