@@ -136,6 +136,8 @@ pub(crate) struct RunningRing {
     quiet: bool,
     /// Something was put into the used ring since the guest was last told.
     tell_guest: bool,
+    /// Something was, since the descriptor at which the guest is told was given.
+    has_answered: bool,
     /// The guest is told whether it asked for it or not: an interrupt may have been lost with a connection.
     tell_anyway: bool,
 }
@@ -181,6 +183,7 @@ impl RunningRing {
             is_ending: false,
             quiet: false,
             tell_guest: false,
+            has_answered: false,
             tell_anyway: false,
         };
         running.take_position(ring.base, whose)?;
@@ -231,6 +234,12 @@ impl RunningRing {
         self.descriptors = self.parts[0];
         self.table = Arc::clone(table);
         Ok(())
+    }
+
+    /// The guest is told at another descriptor from now on: what was answered may have been told at one where nobody listens. (Where nothing was,
+    /// it is not: a guest may have its interrupts masked and unmasked each time.)
+    pub(crate) fn is_told_elsewhere(&mut self) {
+        self.tell_anyway |= std::mem::take(&mut self.has_answered);
     }
 
     /// Has the guest told at the next occasion, whether it asked for it or not.
@@ -327,6 +336,7 @@ impl RunningRing {
             inflight.completed(head, self.queue.next_used());
         }
         self.tell_guest = true;
+        self.has_answered = true;
         Ok(())
     }
 

@@ -163,6 +163,8 @@ fn free_bytes(area: &Path) -> anyhow::Result<u64> {
     }
     let free = status.f_bavail.saturating_mul(status.f_frsize);
     let beside = area.parent().into_iter().flat_map(std::fs::read_dir).flatten().flatten();
+    // What a VMM that has ended left in its own directory is made anew, or used again.
+    let beside = beside.filter(|directory| directory.path() != area);
     let files = beside.flat_map(|directory| std::fs::read_dir(directory.path())).flatten().flatten();
     let untouched = files
         .filter(|file| file.file_name().to_string_lossy().starts_with("ram"))

@@ -275,6 +275,15 @@ pub fn waiting(config: &VmConfig) -> Option<i32> {
     placement::process_lives(note.pid, note.started).then_some(note.pid)
 }
 
+/// What the guest of this process is still to be told, if it was noted as left: of which image, by its place in the order, and what. A worker
+/// that was killed as it left it, or as it took it, has told nobody, and nothing else says it.
+pub fn untold_to(config: &VmConfig, vmm: (i32, u64)) -> Vec<(usize, String)> {
+    let Ok(Some(note)) = read(&config.sockets) else { return Vec::new() };
+    let images = (note.pid, note.started) == vmm;
+    let images = note.images.iter().enumerate().filter(|_| images);
+    images.filter_map(|(index, image)| Some((index, image.untold()?.to_owned()))).collect()
+}
+
 /// What the guests that were left are still to be told, a sentence for each image: what the daemon whose sockets are in `run` could not tell
 /// them any more.
 pub fn untold(run: &Path) -> Vec<String> {
@@ -344,6 +353,25 @@ mod tests {
     fn make_sockets(config: &VmConfig) {
         std::fs::create_dir(&config.sockets).expect("a directory");
         std::fs::set_permissions(&config.sockets, std::fs::Permissions::from_mode(0o700)).expect("its mode");
+    }
+
+    /// A worker that goes on with the guest finds it, and no other guest's does.
+    #[test]
+    fn what_a_guest_is_to_be_told_is_found_by_who_goes_on_with_it() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let image = directory.path().join("image");
+        std::fs::write(&image, [0; 4096]).expect("written");
+        let config = config(directory.path(), &[&image]);
+        let process = Process::new();
+        let pid = process.0.id() as i32;
+        std::fs::create_dir_all(&config.sockets).expect("made");
+        std::fs::set_permissions(&config.sockets, std::fs::Permissions::from_mode(0o700)).expect("set");
+        left_at(&config, pid, Some("a flush has failed")).expect("noted");
+        let started = placement::process_started_at(pid).unwrap_or_default();
+        assert_eq!(untold_to(&config, (pid, started)), [(0, "a flush has failed".to_owned())]);
+        assert_eq!(untold_to(&config, (pid, started + 1)), []);
+        forget(&config.sockets).expect("forgotten");
+        assert_eq!(untold_to(&config, (pid, started)), []);
     }
 
     #[test]

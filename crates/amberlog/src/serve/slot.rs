@@ -259,6 +259,12 @@ impl Slot {
         }
         let vm = Vm::resume(&config.options, kept, &self.line)?;
         vm.journals.doubt_memory(power::is_on_battery(&config.run));
+        // Before the note is taken back.
+        let vmm = self.lock().vmm;
+        for (disk, untold) in vmm.map_or_else(Vec::new, |vmm| left::untold_to(&config, vmm)) {
+            log::error!("vm {}: {untold}; its guest's next flush fails", self.name);
+            vm.journals.owes_failure(disk, &untold);
+        }
         let (line, of_doors) = (Arc::clone(&self.line), config.clone());
         vm.before_doors(move || {
             // The worker before was about to leave it, perhaps.
@@ -271,9 +277,10 @@ impl Slot {
         });
         vm.note_raw(&mut self.lock().served);
         let serving = vm.serve(&config.sockets, Starter::Strangers, None, |_, name| name.to_owned())?;
-        for disk in &serving.attachments {
+        let sockets = serving.attachments.iter().map(|disk| disk.socket.as_path());
+        for socket in sockets.chain([serving.observer.handover.path()]) {
             // Whoever made it may have died before it did that.
-            if let Err(error) = config.access.open_socket(&disk.socket) {
+            if let Err(error) = config.access.open_socket(socket) {
                 log::error!("vm {}: {error:#}", self.name);
             }
         }

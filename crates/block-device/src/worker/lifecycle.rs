@@ -120,9 +120,8 @@ impl<R: Route + ?Sized> Worker<R> {
     pub(crate) fn set_ring_call(&mut self, index: u32, call: Option<File>) -> Result<(), Refusal> {
         let ring = self.ring(index)?;
         ring.call = call;
-        // What has been answered since the ring was started may have been told where nobody listens: QEMU starts a ring with a
-        // descriptor of its own, gives the guest's after that, and does not look what the first was told.
-        ring.running.iter_mut().for_each(RunningRing::tell_anyway);
+        // QEMU starts a ring with a descriptor of its own, gives the guest's after that, and does not look what the first was told.
+        ring.running.iter_mut().for_each(RunningRing::is_told_elsewhere);
         Ok(())
     }
 
