@@ -882,8 +882,8 @@ fn event_count(descriptor: RawFd) -> u64 {
 /// What no options say.
 fn set_up(journals: &Journals, recording: &Recording, seed: u64, milliseconds: &Arc<AtomicU64>) {
     journals.disks().iter().for_each(|disk| disk.simulate_clock(Arc::clone(milliseconds)));
-    let rules = [HotPages::Never, HotPages::Faulted, HotPages::Foreseen];
-    journals.area.set_hot_pages(rules[(seed % 3) as usize]);
+    let rules = [HotPages::Never, HotPages::Faulted, HotPages::Foreseen, HotPages::Lone];
+    journals.area.set_hot_pages(rules[(seed % 4) as usize]);
     journals.area.set_excluded_pages(recording.ring_pages.iter().map(|page| PageId(*page)).collect());
 }
 

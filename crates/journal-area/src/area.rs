@@ -26,6 +26,9 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
+/// So much a VM's logs copy at most of what they could retain (see [`HotPages::Lone`]): a commit of many small files, not a log full.
+const COPIES_BYTES_MAX: u64 = 32 << 20;
+
 /// Names a log within its VM's area.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LogId(pub usize);
@@ -242,8 +245,18 @@ impl Inner {
 
     /// Whether blocks have to go home to make room: the VM's own bound is passed, or what the host leaves it.
     fn is_over(&mut self) -> bool {
-        let most = self.room_bytes.map_or(self.budget_bytes, |room| room.min(self.budget_bytes));
-        self.held_bytes() > most
+        self.held_bytes() > self.most_bytes()
+    }
+
+    fn most_bytes(&self) -> u64 {
+        self.room_bytes.map_or(self.budget_bytes, |room| room.min(self.budget_bytes))
+    }
+
+    /// How much may be copied for nothing but speed: never so much that what has to be copied finds no room in the budget.
+    fn allow_copies(&mut self) {
+        let most = (self.most_bytes() / 2).min(COPIES_BYTES_MAX);
+        let copied: u64 = self.logs().map(|jcb| jcb.pool.used_bytes()).sum();
+        self.pages.allow_copies(most.saturating_sub(copied));
     }
 }
 
@@ -500,6 +513,7 @@ impl JournalArea {
     /// every retained page is protected, so the requests may complete.
     pub fn hold(&self, id: LogId, writes: &[LogWrite]) -> Outcome {
         let mut inner = self.lock();
+        inner.allow_copies();
         let Some((pages, jcb)) = inner.log(id) else {
             return Outcome { no_memory: (0..writes.len()).collect(), ..Outcome::default() };
         };

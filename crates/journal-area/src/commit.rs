@@ -128,6 +128,18 @@ impl VmJcb {
                 _ => copied.push(index),
             }
         }
+        for (index, page) in pages.take_lone(&mut retained) {
+            writes[index].content.copy_out(0, &mut block);
+            if jbd2::peek(&block).is_some() {
+                control.push(index);
+            } else if let Some(slot) = self.pool.insert_block(&block) {
+                self.set_location(pages, writes[index].position, Location::Block(slot));
+                self.counters.pages_copied += 1;
+            } else {
+                // It need not be copied, and where it is takes no memory.
+                retained.push((index, page));
+            }
+        }
         // Protect first: from here on the guest cannot change what is about to count.
         let before = (pages.pages_protected, pages.protect_calls);
         let list: Vec<PageId> = retained.iter().map(|(_, page)| *page).collect();

@@ -14,6 +14,10 @@ const HOT_FROM: u8 = 2;
 const HOT_FAULT: u8 = 3;
 const HOT_MAX: u8 = 12;
 
+/// A run of fewer neighbouring pages is cheaper copied than protected: a call takes some 20 µs while the guest runs, a copied page 0.4 to 5
+/// (docs/results/hot-pages.md).
+const LONE_PAGES: usize = 8;
+
 /// So many bytes of zeros at a block's end are taken for what is behind the end of a file.
 const ZERO_BYTES: usize = 8;
 
@@ -30,6 +34,10 @@ pub enum HotPages {
     /// written to again anyway.
     #[default]
     Foreseen,
+    /// These, and those in pages with few neighbours among the pages that are retained with them, as long as copies are allowed
+    /// ([`Pages::allow_copies`]). Protecting is a call for each run of neighbouring pages, for which every processor of the guest gives up
+    /// what it knows of its page tables: where a run is short, that takes longer than to copy it.
+    Lone,
 }
 
 /// The pages of one VM.
@@ -41,6 +49,8 @@ pub struct Pages {
     loose: Vec<PageId>,
     hot: Vec<u8>,
     rule: HotPages,
+    /// So many bytes may be copied for nothing but speed.
+    copies_left_bytes: u64,
     /// Pages of rings, which are written by us past the protection and so are never retained.
     excluded: HashSet<PageId>,
     protection_said: bool,
@@ -66,6 +76,7 @@ impl Pages {
             loose: Vec::new(),
             hot: vec![0; HOT_ENTRIES],
             rule: HotPages::default(),
+            copies_left_bytes: 0,
             excluded: HashSet::new(),
             protection_said: false,
             pages_protected: 0,
@@ -111,8 +122,35 @@ impl Pages {
         match self.rule {
             HotPages::Never => true,
             HotPages::Faulted => !self.is_hot(page),
-            HotPages::Foreseen => !self.is_hot(page) && !ends_in_zeros(block),
+            HotPages::Foreseen | HotPages::Lone => !self.is_hot(page) && !ends_in_zeros(block),
         }
+    }
+
+    /// So many bytes may be copied for nothing but speed, until it is said again.
+    pub fn allow_copies(&mut self, bytes: u64) {
+        self.copies_left_bytes = bytes;
+    }
+
+    /// Takes out of `retained` (indices of blocks, and their pages) what is cheaper copied, as far as copies are allowed.
+    pub fn take_lone(&mut self, retained: &mut Vec<(usize, PageId)>) -> Vec<(usize, PageId)> {
+        if self.rule != HotPages::Lone {
+            return Vec::new();
+        }
+        let page_bytes = guest_memory::PAGE_BYTES as u64;
+        retained.sort_unstable_by_key(|(_, page)| *page);
+        let mut lone = Vec::new();
+        let mut kept = Vec::with_capacity(retained.len());
+        for run in retained.chunk_by(|one, next| one.1.0 + 1 == next.1.0) {
+            let bytes = run.len() as u64 * page_bytes;
+            if run.len() < LONE_PAGES && bytes <= self.copies_left_bytes {
+                self.copies_left_bytes -= bytes;
+                lone.extend_from_slice(run);
+            } else {
+                kept.extend_from_slice(run);
+            }
+        }
+        *retained = kept;
+        lone
     }
 
     fn is_hot(&self, page: PageId) -> bool {

@@ -5,8 +5,8 @@ use guest_memory::{MemoryTable, PAGE_BYTES, PageId, RegionDescriptor, VmMemory, 
 use jbd2::build::{LogBuilder, SuperblockBuilder, Transaction};
 use jbd2::{Checksum, LogRead, Superblock};
 use journal_area::{
-    Accepted, Content, Holding, HomeWrite, HotPages, JournalArea, LogId, LogShape, LogWrite, Over, Past, Pressure,
-    SuperblockEffect,
+    Accepted, Content, Holding, HomeWrite, HotPages, JournalArea, LogId, LogShape, LogWrite, Outcome, Over, Past,
+    Pressure, SuperblockEffect,
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -30,6 +30,10 @@ struct Rig {
 
 impl Rig {
     fn new() -> Self {
+        Self::with_budget(u64::MAX)
+    }
+
+    fn with_budget(budget_bytes: u64) -> Self {
         let directory = tempfile::tempdir().expect("a temporary directory");
         let path = directory.path().join("ram");
         let ram = std::fs::OpenOptions::new().read(true).write(true).create_new(true).open(path).expect("a file");
@@ -39,7 +43,7 @@ impl Rig {
         let region = RegionDescriptor { gpa: 0, size, user_addr: 0x7000_0000, file: ram, file_offset: 0 };
         let table = memory.map(vec![region]).expect("mapped");
         memory.simulate_protection();
-        let area = JournalArea::new(&memory, u64::MAX);
+        let area = JournalArea::new(&memory, budget_bytes);
         let log = area.make_log(directory.path(), "log", SHAPE, Holding::Retain, Vec::new()).expect("a log");
         let superblock =
             SuperblockBuilder { maxlen: LOG_BLOCKS, start: 1, sequence: 1, ..SuperblockBuilder::default() }
@@ -78,6 +82,15 @@ impl Rig {
 
     /// Commits blocks, each from a page. Returns their log blocks.
     fn commit(&mut self, blocks: &[(u64, PageId)]) -> Vec<u32> {
+        let (positions, outcome) = self.offer(blocks);
+        assert_eq!(outcome.committed, 1);
+        self.told = outcome.accepted;
+        self.area.check().expect("the books are right");
+        positions
+    }
+
+    /// The same, whatever becomes of it.
+    fn offer(&mut self, blocks: &[(u64, PageId)]) -> (Vec<u32>, Outcome) {
         let content = |page: PageId| {
             let mut bytes = vec![0; BLOCK];
             self.memory.page(page).expect("a page").copy_out(0, &mut bytes);
@@ -99,10 +112,7 @@ impl Rig {
             writes.push(LogWrite { position, content });
         });
         let outcome = self.area.hold(self.log, &writes);
-        assert_eq!(outcome.committed, 1);
-        self.told = outcome.accepted;
-        self.area.check().expect("the books are right");
-        positions
+        (positions, outcome)
     }
 
     /// The guest's log begins where it ends now.
@@ -184,6 +194,48 @@ fn the_last_block_of_a_file_is_copied() {
         rig.area.look(rig.log, |held| held.read(positions[1], &mut block).expect("held"));
         assert!(block == [[2; BLOCK - 8].as_slice(), &[0; 8]].concat());
     }
+}
+
+/// What a call would protect alone is copied, as long as there is room for copies; what a call protects with its neighbours is not.
+#[test]
+fn pages_with_few_neighbours_are_copied_while_copies_are_allowed() {
+    for (budget_bytes, lone_are_retained) in [(u64::MAX, false), (0, true)] {
+        let mut rig = Rig::with_budget(budget_bytes);
+        rig.area.set_hot_pages(HotPages::Lone);
+        (0..PAGES).for_each(|page| rig.fill(PageId(page), page as u8 + 1));
+        // A run of eight, in another order than that of their numbers, one of seven, and one page that is told last.
+        let run = [7, 2, 3, 4, 1, 6, 5, 0].map(|page| (u64::from(page) + 10, PageId(page)));
+        let positions = rig.commit(&run);
+        assert!(
+            (0..8).all(|page| rig.memory.is_retained(PageId(page))),
+            "a run of neighbours is protected by one call"
+        );
+        let lone = [9, 10, 11, 12, 13, 14, 15].map(|page| (u64::from(page) + 10, PageId(page)));
+        let lone_positions = rig.commit(&lone);
+        assert!((9..16).all(|page| rig.memory.is_retained(PageId(page)) == lone_are_retained), "budget {budget_bytes}");
+        (0..PAGES).for_each(|page| rig.fill(PageId(page), 99));
+        rig.area.check().expect("the books are right");
+        let committed = run.iter().zip(positions).chain(lone.iter().zip(lone_positions));
+        for ((_, page), position) in committed {
+            assert!(rig.holds(position, page.0 as u8 + 1), "page {page:?} is as it was committed");
+        }
+    }
+}
+
+/// A page need not be copied: where there is no memory for a copy, it is retained.
+#[test]
+fn pages_with_few_neighbours_are_retained_where_there_is_no_memory() {
+    let page = PageId(12);
+    let mut rig = Rig::new();
+    rig.area.set_hot_pages(HotPages::Lone);
+    rig.fill(page, 13);
+    simulated_room::set_full(true);
+    let (positions, outcome) = rig.offer(&[(30, page)]);
+    simulated_room::set_full(false);
+    assert!(rig.memory.is_retained(page));
+    assert_eq!(outcome.no_memory, [0, 2], "what describes the block has to be copied, and goes to storage");
+    assert!(rig.holds(positions[0], 13));
+    rig.area.check().expect("the books are right");
 }
 
 /// The log goes once round while a home write is on its way, and the same page holds another version of the same block

@@ -112,7 +112,8 @@ fn hot_pages(text: &str) -> Result<HotPages, String> {
         "never" => Ok(HotPages::Never),
         "faulted" => Ok(HotPages::Faulted),
         "foreseen" => Ok(HotPages::Foreseen),
-        other => Err(format!("hot-pages is never, faulted or foreseen, not '{other}'")),
+        "lone" => Ok(HotPages::Lone),
+        other => Err(format!("hot-pages is never, faulted, foreseen or lone, not '{other}'")),
     }
 }
 

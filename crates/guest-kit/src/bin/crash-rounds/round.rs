@@ -87,7 +87,7 @@ impl Round {
 
     /// Which blocks are copied though they could be retained: mistakes with protected pages show where most pages are protected.
     fn hot_pages(&self) -> &'static str {
-        pick(&mut Random::of(self.seed, 4), &["never", "faulted", "foreseen"])
+        pick(&mut Random::of(self.seed, 4), &["never", "faulted", "foreseen", "lone"])
     }
 
     fn is_on_nvm(&self) -> bool {
