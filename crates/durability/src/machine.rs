@@ -1095,7 +1095,8 @@ impl Durability {
         self.drive(now, view, steps);
     }
 
-    /// Gives durability up: nothing is held back any more.
+    /// Gives durability up: nothing is held back any more, and whoever waits for this machine is answered or may go. Who asks it later is
+    /// answered at once.
     pub fn give_up(&mut self, steps: &mut Vec<Step>) {
         self.phase = Phase::Failed;
         self.let_go(steps);

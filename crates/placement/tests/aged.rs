@@ -10,6 +10,10 @@ mod absorbed;
 mod ages;
 #[path = "aged/followed.rs"]
 mod followed;
+#[path = "aged/gone.rs"]
+mod gone;
+#[path = "aged/large.rs"]
+mod large;
 #[path = "aged/placed.rs"]
 mod placed;
 #[path = "aged/room.rs"]
