@@ -381,6 +381,8 @@ pub struct Durability {
     next_operation: u64,
     last_clock: (u64, u32),
     status: Status,
+    /// Something is committed and not durable, and no machine is at work on it.
+    falls_short: bool,
 }
 
 impl Durability {
@@ -441,6 +443,7 @@ impl Durability {
             next_operation: 0,
             last_clock: (0, 0),
             status: Status::default(),
+            falls_short: false,
         })
     }
 
@@ -620,6 +623,7 @@ impl Durability {
         steps: &mut Vec<Step>,
     ) {
         if self.phase == Phase::Failed {
+            self.falls_short = true;
             steps.push(Step::Answer { answer, is_good: false });
             return;
         }
@@ -918,7 +922,10 @@ impl Durability {
     pub fn flush_now(&mut self, now: Duration, answer: AnswerId, view: &mut dyn View, steps: &mut Vec<Step>) {
         let last = self.open.span.or_else(|| self.making.as_ref().and_then(|making| making.window.span));
         match last {
-            _ if self.phase == Phase::Failed => steps.push(Step::Answer { answer, is_good: false }),
+            _ if self.phase == Phase::Failed => {
+                self.falls_short = true;
+                steps.push(Step::Answer { answer, is_good: false });
+            }
             Some((_, through, _)) => {
                 self.is_urgent |= !self.open.is_empty();
                 self.waiting.push(Waiting { through, answer, tail: None, is_slowed: false });
@@ -1102,6 +1109,12 @@ impl Durability {
         self.let_go(steps);
     }
 
+    /// Whether it was given up, or has failed, with something committed that was not durable, or somebody was told since that nothing is: who
+    /// repeats a commit then, since he was not answered, was not promised any more that it is durable, and it is not.
+    pub fn falls_short(&self) -> bool {
+        self.falls_short
+    }
+
     /// Figures.
     pub fn status(&self) -> Status {
         let making = self.making.as_ref().and_then(|making| making.window.span);
@@ -1271,6 +1284,7 @@ impl Durability {
     }
 
     fn let_go(&mut self, steps: &mut Vec<Step>) {
+        self.falls_short |= sequence::is_after(self.last(), self.durable);
         for asked in std::mem::take(&mut self.held) {
             steps.push(Step::Go(asked.id));
             self.depart(asked);

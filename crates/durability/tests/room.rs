@@ -224,6 +224,21 @@ fn who_waits_while_the_log_is_emptied_is_no_worse_off_when_durability_ends() {
     assert_eq!(rig.is_told(large), None, "it waits");
     rig.call(|machine, _, steps| machine.give_up(steps));
     assert_eq!(rig.is_told(large), Some(true), "an age promised it no more than that it is held");
+    assert!(rig.machine.falls_short(), "it is not durable");
+}
+
+/// Whoever drives the machine has to know whether a commit that is repeated later was to be durable and is not.
+#[test]
+fn a_machine_that_is_given_up_knows_whether_it_falls_short() {
+    let mut rig = Rig::new();
+    rig.commit(10, 1);
+    rig.call(|machine, view, steps| machine.flush_now(NOW, AnswerId(0), view, steps));
+    rig.settle();
+    rig.call(|machine, _, steps| machine.give_up(steps));
+    assert!(!rig.machine.falls_short(), "all is durable");
+    let late = rig.commit(10, 1);
+    assert_eq!(rig.is_told(late), Some(false));
+    assert!(rig.machine.falls_short());
 }
 
 #[test]

@@ -31,7 +31,9 @@ use crate::report::DurabilityReport;
 use crate::stored::{self, Says};
 use block_route::{Buffer, RequestId, RequestKind, segments};
 use guest_memory::MemorySlice;
-use journal_area::{Content, JournalArea, LogId, LogWrite, NotHome, Opening, Outside, Pressure, SuperblockEffect};
+use journal_area::{
+    Content, Doubt, JournalArea, LogId, LogWrite, NotHome, Opening, Outside, Pressure, SuperblockEffect,
+};
 use recovery::Status;
 use std::io;
 use std::ops::Range;
@@ -480,8 +482,8 @@ impl Keeper for Held {
         self.aged_awaits_mark(is_unmarked);
     }
 
-    fn goes_on_doubted(&self, log: &Log, is_doubted: bool) {
-        self.aged_goes_on_doubted(log, is_doubted);
+    fn goes_on_doubted(&self, log: &Log, doubt: Doubt) {
+        self.aged_goes_on_doubted(log, doubt);
     }
 
     fn follows(&self, log: &Log, opening: Opening, raw: &[u8], numbered: Option<u32>) -> Result<bool, String> {

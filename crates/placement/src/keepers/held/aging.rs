@@ -37,7 +37,7 @@ use durability::{
 };
 use jbd2::{Format, Superblock, sequence};
 use journal_area::{
-    Accepted, CommittedVersion, HomeWrite, HostWrite, JournalArea, Location, LogId, Opening, Over, Source,
+    Accepted, CommittedVersion, Doubt, HomeWrite, HostWrite, JournalArea, Location, LogId, Opening, Over, Source,
 };
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io;
@@ -80,7 +80,8 @@ pub(super) struct State {
     failed_flushes: u64,
     /// What an earlier process has left of it is followed as soon as this one serves the guest.
     following: Option<Box<Aging>>,
-    /// A commit that is repeated was to be told of an error, perhaps by an earlier process: it waited for durability, and there is none.
+    /// A commit that is repeated was to be told of an error, perhaps by an earlier process: it waited for durability, and there is none. The
+    /// table says so, too, before storage has the error mark.
     owes_errors: bool,
     /// How often it began.
     stints: u64,
@@ -601,6 +602,7 @@ impl Held {
         self.area.tell_accepted(self.id, false);
         self.area.note_numbered(self.id, None);
         self.area.note_doubt(self.id, |doubt| doubt.is_doubted = false);
+        self.area.note_doubt(self.id, |doubt| doubt.owes_errors = false);
         let Some(within) = log.home.durable_within() else { return Ok(false) };
         if let Some(why) = hindrance(log, block) {
             say_why_not(log, &mut state, why);
@@ -1172,6 +1174,12 @@ impl Held {
     fn end(&self, log: &Log, state: &mut State, steps: &mut Steps) -> io::Result<()> {
         let Some(aging) = &mut state.aging else { return Ok(()) };
         let Some(ending) = &aging.ending else { return Ok(()) };
+        // Whoever repeats a commit that waited was not answered. What was owed before is not owed any more where all became durable since.
+        let owed_before = state.owes_errors && !aging.machine.is_proven();
+        let owes_errors =
+            ending.cause != Cause::Wish && (owed_before || aging.answers_late() && aging.machine.falls_short());
+        // Before the mark: who goes on without this process finds a commit that is held, as any other, from then on.
+        self.area.note_doubt(self.id, |doubt| doubt.owes_errors = owes_errors);
         let next = Opening { count: aging.opening.count + 1, ..aging.opening };
         // What kernels write once the held log is lost is to have numbers that no compound has.
         let number = aging.next_number();
@@ -1218,8 +1226,7 @@ impl Held {
         }
         // One that was to be closed is not, or not so.
         self.area.note_closing(self.id, false);
-        // Whoever repeats a commit that waited was not answered.
-        state.owes_errors = ending.cause != Cause::Wish && (state.owes_errors || aging.answers_late());
+        state.owes_errors = owes_errors;
         let Some(mut aging) = self.over(state) else { return Ok(()) };
         self.send_hosts(log, std::mem::take(&mut aging.hosts), steps);
         for request in aging.told_later {
@@ -1532,11 +1539,13 @@ impl Held {
     }
 
     /// An earlier process has left it open.
-    pub(super) fn aged_goes_on_doubted(&self, log: &Log, is_doubted: bool) {
+    pub(super) fn aged_goes_on_doubted(&self, log: &Log, doubt: Doubt) {
         let mut state = self.state();
-        (state.is_doubted, state.failed_flushes) = (is_doubted, log.home.failed_flushes());
+        (state.is_doubted, state.failed_flushes) = (doubt.is_doubted, log.home.failed_flushes());
         // A commit that waited when storage failed is not durable, and was to be told so.
-        state.owes_errors = is_doubted && log.home.durable_within().is_some_and(|within| within.is_zero());
+        let has_failed = doubt.is_doubted && log.home.durable_within().is_some_and(|within| within.is_zero());
+        // So was one that waited when durability ended for another reason: it is held, and nothing else tells it from one that was answered.
+        state.owes_errors = has_failed || doubt.owes_errors;
     }
 
     /// It stays here after all.
