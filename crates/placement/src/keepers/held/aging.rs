@@ -1357,9 +1357,10 @@ impl Held {
         let last = next.wrapping_sub(1);
         let past = self.written_past();
         let machine = Durability::engaged(&superblock, within, (&owed, tail.sequence, last), &past, Duration::ZERO)?
-            .numbered_from(sequence::latest(next, state.next_number.unwrap_or(next)));
-        // The first compound lies beside the error mark until it is durable.
-        let number = machine.next_number().wrapping_add(1);
+            .numbered_from(sequence::latest(next, state.next_number.unwrap_or(next)))
+            .begins_in_parts();
+        // The first compounds lie beside the error mark until all of them are durable.
+        let number = machine.begins_before();
         let marked =
             mark_behind(log, &self.area, number).map_err(|error| format!("marking it anew failed: {error}"))?;
         let opening = marked.ok_or("its mark on storage is not known")?;
