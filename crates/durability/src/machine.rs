@@ -320,6 +320,8 @@ pub struct Durability {
     within: Age,
     /// So many blocks are read into memory at a time.
     blocks_at_once: u64,
+    /// What was committed can be read for as long as the machine lives, whatever is committed later.
+    is_steady: bool,
     /// So many revoked blocks are known one by one.
     revoked_max: usize,
     live: Live,
@@ -334,6 +336,10 @@ pub struct Durability {
     passed_at_first: u32,
     /// Meanwhile: newest versions that are durable in the log that was found.
     found: BTreeMap<u64, Held>,
+    /// Until storage is a truth: so many compounds more may have a part of what is owed.
+    parts_left: u32,
+    /// What those have that were made.
+    in_parts: BTreeMap<u64, Held>,
     /// Versions, by block and transaction, which the guest has asked an earlier machine to write over: what it asks again goes over them.
     gone_over: BTreeMap<u64, u32>,
     open: Window,
@@ -381,6 +387,8 @@ pub struct Durability {
     next_operation: u64,
     last_clock: (u64, u32),
     status: Status,
+    /// Something is committed and not durable, and no machine is at work on it.
+    falls_short: bool,
 }
 
 impl Durability {
@@ -400,6 +408,7 @@ impl Durability {
             superblock: raw,
             within,
             blocks_at_once: BYTES_AT_ONCE_MAX / u64::from(format.block_size),
+            is_steady: false,
             revoked_max: REVOKED_MAX,
             live: Live::empty(format.first, said.sequence),
             is_live: false,
@@ -407,6 +416,8 @@ impl Durability {
             is_following: false,
             passed_at_first: said.sequence.wrapping_sub(1),
             found: BTreeMap::new(),
+            parts_left: 0,
+            in_parts: BTreeMap::new(),
             gone_over: BTreeMap::new(),
             open: Window::default(),
             making: None,
@@ -441,6 +452,7 @@ impl Durability {
             next_operation: 0,
             last_clock: (0, 0),
             status: Status::default(),
+            falls_short: false,
         })
     }
 
@@ -456,6 +468,31 @@ impl Durability {
     pub fn with_at_once(mut self, blocks: u64, revoked: usize) -> Self {
         (self.blocks_at_once, self.revoked_max) = (blocks.max(1), revoked);
         self
+    }
+
+    /// What was committed stays, and can be read again: a compound is read and written in parts, however large it is. Otherwise it is read at once,
+    /// since a version that is superseded while the compound is made may be had no more.
+    #[must_use]
+    pub fn with_steady_contents(mut self) -> Self {
+        self.is_steady = true;
+        self
+    }
+
+    /// Until storage is a truth, what is owed may be in several compounds, none of which has more than is read at a time: nobody replays any of them
+    /// before the last one is durable, and the superblock behind that, and none of it goes home meanwhile. The last one has whatever was committed by
+    /// then. Where they do not fit into the log beside each other, all of it is one compound.
+    #[must_use]
+    pub fn begins_in_parts(mut self) -> Self {
+        if !self.is_proven {
+            let parts = (self.open.blocks.len() as u64).div_ceil(self.blocks_at_once).saturating_sub(1);
+            self.parts_left = u32::try_from(parts).unwrap_or(0);
+        }
+        self
+    }
+
+    /// The first number that no compound has before storage is a truth.
+    pub fn begins_before(&self) -> u32 {
+        self.next_number().wrapping_add(self.parts_left).wrapping_add(1)
     }
 
     /// Whether the superblock on storage says something else than the guest said last, beside where the log begins.
@@ -620,6 +657,7 @@ impl Durability {
         steps: &mut Vec<Step>,
     ) {
         if self.phase == Phase::Failed {
+            self.falls_short = true;
             steps.push(Step::Answer { answer, is_good: false });
             return;
         }
@@ -918,7 +956,10 @@ impl Durability {
     pub fn flush_now(&mut self, now: Duration, answer: AnswerId, view: &mut dyn View, steps: &mut Vec<Step>) {
         let last = self.open.span.or_else(|| self.making.as_ref().and_then(|making| making.window.span));
         match last {
-            _ if self.phase == Phase::Failed => steps.push(Step::Answer { answer, is_good: false }),
+            _ if self.phase == Phase::Failed => {
+                self.falls_short = true;
+                steps.push(Step::Answer { answer, is_good: false });
+            }
             Some((_, through, _)) => {
                 self.is_urgent |= !self.open.is_empty();
                 self.waiting.push(Waiting { through, answer, tail: None, is_slowed: false });
@@ -1095,10 +1136,17 @@ impl Durability {
         self.drive(now, view, steps);
     }
 
-    /// Gives durability up: nothing is held back any more.
+    /// Gives durability up: nothing is held back any more, and whoever waits for this machine is answered or may go. Who asks it later is
+    /// answered at once.
     pub fn give_up(&mut self, steps: &mut Vec<Step>) {
         self.phase = Phase::Failed;
         self.let_go(steps);
+    }
+
+    /// Whether it was given up, or has failed, with something committed that was not durable, or somebody was told since that nothing is: who
+    /// repeats a commit then, since he was not answered, was not promised any more that it is durable, and it is not.
+    pub fn falls_short(&self) -> bool {
+        self.falls_short
     }
 
     /// Figures.
@@ -1154,7 +1202,8 @@ impl Durability {
         {
             return Some(Wait::Making);
         }
-        if self.open.frees(touched) {
+        // And for what nobody replays yet, and may have to be put together anew.
+        if self.open.frees(touched) || self.in_parts.range(touched.clone()).next().is_some() {
             return Some(Wait::Open);
         }
         for block in self.open.blocks.range(touched.clone()).map(|(block, _)| *block) {
@@ -1270,6 +1319,7 @@ impl Durability {
     }
 
     fn let_go(&mut self, steps: &mut Vec<Step>) {
+        self.falls_short |= sequence::is_after(self.last(), self.durable);
         for asked in std::mem::take(&mut self.held) {
             steps.push(Step::Go(asked.id));
             self.depart(asked);
@@ -1290,6 +1340,7 @@ impl Durability {
         }
         self.has_given_up |= self.making.take().is_some();
         self.open = Window::default();
+        self.in_parts = BTreeMap::new();
         self.flush_wanted = None;
     }
 
@@ -1391,7 +1442,9 @@ impl Durability {
         let mut busy = self.under_way_to();
         self.held.iter().for_each(|asked| busy.insert(asked.touched.clone()));
         let is_busy = |block: u64| busy.touches(&(block..block + 1));
-        let mut sorted = Sorted::new(&self.open, &self.live, &is_busy, view);
+        let has_parts = !self.is_proven && self.parts_left > 0 && self.open.blocks.len() as u64 > self.blocks_at_once;
+        let part = has_parts.then(|| self.open.part(self.blocks_at_once as usize));
+        let mut sorted = Sorted::new(part.as_ref().unwrap_or(&self.open), &self.live, &is_busy, view);
         if !self.is_proven || self.is_following {
             // No bitmap is a truth yet.
             sorted.tags.extend(sorted.appends.drain(..).map(|(block, version)| (block, version, self.durable)));
@@ -1400,6 +1453,9 @@ impl Durability {
         if sorted.length(&self.format) > u64::from(self.live.room(&self.format)) {
             if self.live.is_empty() {
                 self.fail("what was committed does not fit into the journal's own place", steps);
+            } else if !self.is_proven {
+                self.forget_parts();
+                return self.begin_compound(now, view, steps);
             } else {
                 // Once the log has let go of them, a write that waits and carries something older would land on them. So they are
                 // in it again before that goes.
@@ -1412,8 +1468,17 @@ impl Durability {
             }
             return false;
         }
-        self.is_urgent = false;
-        let window = std::mem::take(&mut self.open);
+        let window = match part {
+            Some(part) => {
+                self.parts_left -= 1;
+                self.open.blocks.retain(|block, _| !part.blocks.contains_key(block));
+                part
+            }
+            None => {
+                self.is_urgent = false;
+                std::mem::take(&mut self.open)
+            }
+        };
         if self.is_following && sorted.is_empty() {
             // All of it is in what was found, which is flushed: no number is used up.
             self.window_done(now, window, sorted, view, steps);
@@ -1422,8 +1487,9 @@ impl Durability {
         let clocked = Clocked { view, at_least: self.last_clock };
         self.last_clock = clocked.wall_clock();
         let mut clocked = clocked;
-        let Made { making, body, appends } = match Making::begin(&self.format, &self.live, window, sorted, &mut clocked)
-        {
+        let at_once = if self.is_steady { self.blocks_at_once } else { u64::MAX };
+        let made = Making::begin(&self.format, &self.live, window, sorted, at_once, &mut clocked);
+        let Made { making, body, appends } = match made {
             Ok(made) => made,
             Err(why) => {
                 self.fail(&why, steps);
@@ -1443,13 +1509,28 @@ impl Durability {
         // Rule (d): what is dropped is durable at home since an earlier flush; where it was is used after the body's flush only.
         self.dropping = self.live.droppable();
         let is_worth_it = self.live.length_of(self.dropping) > self.format.log_blocks() / 8;
-        if !is_worth_it {
+        if !is_worth_it || !self.is_proven {
             self.dropping = 0;
         }
         if self.is_proven && (!self.is_live || self.dropping > 0 || self.is_touched) {
             self.write_superblock(self.live.tail_after(&self.format, self.dropping), steps);
         }
         false
+    }
+
+    /// Compounds that have parts of what is owed count for nothing, and that is owed as before.
+    fn forget_parts(&mut self) {
+        for (block, mut held) in std::mem::take(&mut self.in_parts) {
+            if let Some(copy) = self.live.get(block) {
+                // What was on its way there before it was committed.
+                held.is_past |= copy.is_past;
+            }
+            if !self.open.revoked.contains(&block) {
+                self.open.blocks.entry(block).or_insert(held);
+            }
+        }
+        self.live = Live::empty(self.live.head.0, self.live.head.1);
+        self.parts_left = 0;
     }
 
     /// Copies in the log go home, as far as the guest has not written them since; the oldest compounds' first, if they are many.
@@ -1494,6 +1575,13 @@ impl Durability {
     fn phase_done(&mut self, now: Duration, view: &mut dyn View, steps: &mut Vec<Step>) {
         match self.phase {
             Phase::Follow => self.phase = Phase::Idle,
+            Phase::Body if self.making.as_ref().is_some_and(|making| !making.is_given()) => {
+                let part = self.making.as_mut().map(|making| making.next_part(&self.format, self.blocks_at_once, view));
+                match part.unwrap_or_else(|| Ok(Vec::new())) {
+                    Ok(body) => body.into_iter().for_each(|(at, run)| self.write(Place::Log(at), run, steps)),
+                    Err(why) => self.fail(&why, steps),
+                }
+            }
             Phase::Body => {
                 self.phase = Phase::BodyFlush;
                 self.flush(steps);
@@ -1511,6 +1599,14 @@ impl Durability {
                 self.flush(steps);
             }
             Phase::CommitFlush if self.is_proven => self.compound_done(now, view, steps),
+            // Of what is owed there is more.
+            Phase::CommitFlush if self.making.as_ref().is_some_and(|making| making.window.is_empty()) => {
+                self.phase = Phase::Idle;
+                if let Some(making) = self.making.take() {
+                    self.add_to_live(&making);
+                    self.in_parts.extend(making.window.blocks);
+                }
+            }
             Phase::CommitFlush => {
                 self.phase = Phase::Proof;
                 self.write_superblock(self.live.tail, steps);
@@ -1574,9 +1670,16 @@ impl Durability {
     fn compound_done(&mut self, now: Duration, view: &mut dyn View, steps: &mut Vec<Step>) {
         self.phase = Phase::Idle;
         let Some(making) = self.making.take() else { return };
+        self.add_to_live(&making);
+        let Making { window, sorted, .. } = making;
+        self.window_done(now, window, sorted, view, steps);
+    }
+
+    /// The log on storage has it.
+    fn add_to_live(&mut self, making: &Making) {
         let Making { window, sorted, tags, length, .. } = making;
         let compound = self.live.head.1;
-        self.live.add(&self.format, length, &tags, &sorted.revokes);
+        self.live.add(&self.format, *length, tags, &sorted.revokes);
         self.status.compounds += 1;
         for (block, ..) in &sorted.tags {
             let Some(held) = window.blocks.get(block).filter(|held| held.is_past) else { continue };
@@ -1586,7 +1689,6 @@ impl Durability {
                 self.live.written(*block, compound, ended);
             }
         }
-        self.window_done(now, window, sorted, view, steps);
     }
 
     /// What was committed is durable.
@@ -1619,6 +1721,10 @@ impl Durability {
         }
         blocks.extend(sorted.appends);
         blocks.extend(sorted.at_home);
+        // What compounds before this one have, and this one says nothing of, is durable with it.
+        let is_said = |block: &u64| window.blocks.contains_key(block) || window.revoked.contains(block);
+        let in_parts = std::mem::take(&mut self.in_parts).into_iter().filter(|(block, _)| !is_said(block));
+        blocks.extend(in_parts.map(|(block, held)| (block, held.version)));
         view.made_durable(through, &blocks);
         let mut still = Vec::new();
         for waiting in std::mem::take(&mut self.waiting) {

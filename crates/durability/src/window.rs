@@ -97,6 +97,12 @@ impl Window {
         self.span.get_or_insert((last, last, now));
     }
 
+    /// The first so many blocks, without anything else that is said of them: a window that ends with no transaction.
+    pub fn part(&self, blocks: usize) -> Window {
+        let blocks = self.blocks.iter().take(blocks).map(|(block, held)| (*block, *held)).collect();
+        Window { blocks, ..Window::default() }
+    }
+
     /// Whether there is no transaction.
     pub fn is_empty(&self) -> bool {
         self.span.is_none()

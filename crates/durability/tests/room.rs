@@ -4,8 +4,9 @@ use durability::{
     AnswerId, Committed, Durability, Freed, Kind, OperationId, Place, Step, Transaction, Version, View, WhenAsked,
     WriteId,
 };
-use jbd2::Checksum;
 use jbd2::build::SuperblockBuilder;
+use jbd2::{Checksum, sequence};
+use std::collections::BTreeMap;
 use std::io;
 use std::ops::Range;
 use std::time::Duration;
@@ -15,18 +16,22 @@ const LONG: Duration = Duration::from_secs(1000);
 /// Blocks that are read into memory at a time.
 const AT_ONCE: u64 = 4;
 
-struct Shown {
+struct Shown<'a> {
     is_free: bool,
+    fill: u8,
+    durable: &'a mut BTreeMap<u64, Version>,
 }
 
-impl View for Shown {
-    fn made_durable(&mut self, _: u32, _: &[(u64, Version)]) {}
+impl View for Shown<'_> {
+    fn made_durable(&mut self, _: u32, blocks: &[(u64, Version)]) {
+        self.durable.extend(blocks.iter().copied());
+    }
     fn at_home(&mut self, _: &[u64]) {}
     fn is_free(&mut self, _: u64) -> bool {
         self.is_free
     }
     fn content(&mut self, _: Version, into: &mut [u8]) -> io::Result<()> {
-        into.fill(1);
+        into.fill(self.fill);
         Ok(())
     }
     fn logged(&mut self, _: u32, into: &mut [u8]) -> io::Result<()> {
@@ -45,12 +50,19 @@ struct Rig {
     machine: Durability,
     under_way: Vec<OperationId>,
     gone: Vec<WriteId>,
-    /// Home writes of the last steps.
+    /// Home writes of the last steps, and writes of log blocks.
     homes: usize,
+    logged: usize,
+    /// Superblocks that were written.
+    superblocks: usize,
+    /// The newest durable version of each block.
+    durable: BTreeMap<u64, Version>,
     /// Who was told what.
     told: Vec<(u64, bool)>,
     sequence: u32,
     is_free: bool,
+    /// What every version has.
+    fill: u8,
 }
 
 impl Rig {
@@ -64,22 +76,35 @@ impl Rig {
             under_way: Vec::new(),
             gone: Vec::new(),
             homes: 0,
+            logged: 0,
+            superblocks: 0,
+            durable: BTreeMap::new(),
             told: Vec::new(),
             sequence: 1,
             is_free: false,
+            fill: 1,
         }
     }
 
-    fn call<T>(&mut self, call: impl FnOnce(&mut Durability, &mut Shown, &mut Vec<Step>) -> T) -> T {
+    /// The same where what was committed stays.
+    fn steady() -> Self {
+        let rig = Rig::new();
+        Rig { machine: rig.machine.with_steady_contents(), ..rig }
+    }
+
+    fn call<T>(&mut self, call: impl FnOnce(&mut Durability, &mut Shown<'_>, &mut Vec<Step>) -> T) -> T {
         let mut steps = Vec::new();
-        let result = call(&mut self.machine, &mut Shown { is_free: self.is_free }, &mut steps);
-        self.homes = 0;
+        let mut shown = Shown { is_free: self.is_free, fill: self.fill, durable: &mut self.durable };
+        let result = call(&mut self.machine, &mut shown, &mut steps);
+        (self.homes, self.logged) = (0, 0);
         for step in steps {
             match step {
                 Step::Write { operation, place, bytes } => {
                     self.under_way.push(operation);
-                    if let Place::Home(_) = place {
-                        self.homes += bytes.len() / 4096;
+                    match place {
+                        Place::Home(_) => self.homes += bytes.len() / 4096,
+                        Place::Log(_) => self.logged += bytes.len() / 4096,
+                        Place::Superblock => self.superblocks += 1,
                     }
                 }
                 Step::Flush { operation } => self.under_way.push(operation),
@@ -224,6 +249,21 @@ fn who_waits_while_the_log_is_emptied_is_no_worse_off_when_durability_ends() {
     assert_eq!(rig.is_told(large), None, "it waits");
     rig.call(|machine, _, steps| machine.give_up(steps));
     assert_eq!(rig.is_told(large), Some(true), "an age promised it no more than that it is held");
+    assert!(rig.machine.falls_short(), "it is not durable");
+}
+
+/// Whoever drives the machine has to know whether a commit that is repeated later was to be durable and is not.
+#[test]
+fn a_machine_that_is_given_up_knows_whether_it_falls_short() {
+    let mut rig = Rig::new();
+    rig.commit(10, 1);
+    rig.call(|machine, view, steps| machine.flush_now(NOW, AnswerId(0), view, steps));
+    rig.settle();
+    rig.call(|machine, _, steps| machine.give_up(steps));
+    assert!(!rig.machine.falls_short(), "all is durable");
+    let late = rig.commit(10, 1);
+    assert_eq!(rig.is_told(late), Some(false));
+    assert!(rig.machine.falls_short());
 }
 
 #[test]
@@ -258,6 +298,129 @@ fn a_log_goes_home_in_parts() {
     }
     assert_eq!((brought as u64, rig.is_told(1000)), (6 * AT_ONCE, Some(true)));
     assert!(parts >= 6, "{parts} parts");
+}
+
+/// What stays can be read again: a compound of any size is read and written in parts, and the commit block when all of them are there.
+#[test]
+fn a_compound_of_what_stays_is_read_in_parts() {
+    for blocks in [1, AT_ONCE, 30] {
+        let mut rig = Rig::steady();
+        let (mut logged, mut parts) = (0, 0);
+        let mut count = |rig: &Rig| {
+            assert!(rig.logged as u64 <= AT_ONCE, "{} of {blocks} at a time", rig.logged);
+            logged += rig.logged as u64;
+            parts += u64::from(rig.logged > 0);
+        };
+        rig.commit(10, blocks);
+        count(&rig);
+        rig.call(|machine, view, steps| machine.flush_now(NOW, AnswerId(0), view, steps));
+        count(&rig);
+        while !rig.under_way.is_empty() {
+            assert!(rig.machine.durable() < rig.sequence, "{blocks} blocks");
+            rig.end_one();
+            count(&rig);
+        }
+        // A descriptor, the place of the commit block, and that.
+        assert_eq!((logged, rig.machine.durable(), rig.is_told(0)), (blocks + 3, rig.sequence, Some(true)));
+        assert_eq!(parts, (blocks + 2).div_ceil(AT_ONCE) + 1, "{blocks} blocks");
+        assert_eq!(rig.machine.status().compound_blocks, blocks);
+    }
+}
+
+/// A log that was held without durability, which owes so many blocks.
+fn begins_in_parts(blocks: u64) -> Rig {
+    let superblock =
+        SuperblockBuilder { maxlen: 200, start: 0, sequence: 2, errno: -5, ..SuperblockBuilder::default() }
+            .checksum(Checksum::V3)
+            .build();
+    let owed = Transaction {
+        sequence: 9,
+        blocks: (10..10 + blocks).map(|block| (block, Version(block))).collect(),
+        revokes: Vec::new(),
+        freed: Freed::Blocks(Vec::new()),
+    };
+    let machine = Durability::engaged(&superblock, LONG, (&[owed][..], 9, 9), &BTreeMap::new(), NOW).expect("a log");
+    let machine = machine.with_at_once(AT_ONCE, 8).begins_in_parts();
+    let mut rig = Rig { machine, sequence: 9, ..Rig::new() };
+    rig.call(|machine, view, steps| machine.timer(NOW, view, steps));
+    rig
+}
+
+/// What is owed where durability begins is in several compounds, none of which counts before the last one is durable, and what is committed
+/// meanwhile is in that.
+#[test]
+fn durability_begins_in_parts() {
+    let mut rig = begins_in_parts(30);
+    let (first, before) = (rig.machine.next_number(), rig.machine.begins_before());
+    assert!(rig.machine.is_making() && rig.logged as u64 == AT_ONCE + 2, "{} log blocks", rig.logged);
+    let waits = rig.call(|machine, view, steps| {
+        let (blocks, when) = (10..11, WhenAsked::default());
+        !machine.write_begins(NOW, WriteId(1), Kind::Write, blocks.clone(), blocks, when, view, steps)
+    });
+    assert!(waits);
+    let mut commit = 0;
+    while !rig.machine.is_proven() {
+        assert_eq!((rig.machine.durable(), rig.superblocks), (8, 0), "nothing of it counts");
+        assert!(rig.gone.is_empty());
+        rig.end_one();
+        assert!(rig.logged as u64 <= AT_ONCE + 2, "{} log blocks", rig.logged);
+        if rig.machine.status().compounds == 2 && commit == 0 {
+            // One that is in a compound already, one that is to come, and another one.
+            commit = rig.commit_with(10..11, vec![39, 11]);
+        }
+        if rig.superblocks > 0 {
+            break;
+        }
+    }
+    assert!(commit > 0);
+    while !rig.machine.is_proven() {
+        rig.end_one();
+    }
+    assert_eq!(rig.machine.durable(), rig.sequence);
+    assert_eq!((rig.machine.status().compounds, &rig.gone[..]), (8, &[WriteId(1)][..]));
+    assert_eq!(rig.machine.next_number(), before, "{first} is the first");
+    let durable: Vec<u64> = rig.durable.keys().copied().collect();
+    assert_eq!(durable, (10..39).filter(|block| *block != 11).collect::<Vec<_>>());
+    assert_eq!(rig.durable[&10], Version(commit << 32 | 10), "its newest version");
+    assert_eq!(rig.durable[&12], Version(12));
+}
+
+/// Several of them take more of the log than one: where it has no room for that, it is one.
+#[test]
+fn durability_begins_at_once_where_there_is_no_room_for_parts() {
+    for blocks in [120, 190] {
+        let mut rig = begins_in_parts(blocks);
+        let before = rig.machine.begins_before();
+        let mut most = rig.logged;
+        while !rig.machine.is_proven() {
+            rig.end_one();
+            most = most.max(rig.logged);
+        }
+        let is_one = most as u64 == blocks + 2;
+        assert_eq!(is_one, blocks == 190, "{blocks} blocks: {most} log blocks at a time");
+        assert!(!sequence::is_after(rig.machine.next_number(), before), "{blocks} blocks");
+        assert_eq!((rig.machine.durable(), rig.durable.len() as u64), (9, blocks));
+        // All of it goes home again from where it is.
+        rig.settle();
+        let superblock = SuperblockBuilder { maxlen: 200, start: 0, sequence: 10, ..SuperblockBuilder::default() }
+            .checksum(Checksum::V3)
+            .build();
+        rig.call(|machine, view, steps| machine.closes(NOW, &superblock, AnswerId(1000), view, steps));
+        rig.settle();
+        assert_eq!(rig.machine.status().blocks_brought_home, blocks);
+        assert_eq!(rig.is_told(1000), Some(true));
+    }
+}
+
+/// It has to be what it was: its checksum is in a descriptor that is written.
+#[test]
+#[should_panic(expected = "the committed version of block 13 is another one than it was")]
+fn what_does_not_stay_is_not_taken_for_it() {
+    let mut rig = Rig::steady();
+    rig.commit(10, 30);
+    rig.call(|machine, view, steps| machine.flush_now(NOW, AnswerId(0), view, steps));
+    rig.fill = 2;
+    rig.settle();
 }
 
 /// Of every discard under way it is known over which copies it goes: not of many over the same.

@@ -54,6 +54,7 @@ const NUMBERED: u64 = 1 << 32;
 const OFFSET_DOUBT: u64 = 80;
 const DOUBTED: u64 = 1;
 const UNTOLD: u64 = 2;
+const OWES_ERRORS: u64 = 4;
 const OFFSET_PASSED_FROM: u64 = 88;
 const OFFSET_PASSED_TO: u64 = 96;
 /// Of what is passed by a tail: all that is there.
@@ -94,6 +95,9 @@ pub struct Doubt {
     pub is_doubted: bool,
     /// The guest was not told yet that a flush has failed.
     pub is_untold: bool,
+    /// In this opening: a commit was to be durable before it is answered, and fails instead. Its guest may not have been told, and what it
+    /// asked for is held all the same.
+    pub owes_errors: bool,
 }
 
 /// The number of the opening that the table in a file is about; nothing if it is not said.
@@ -650,13 +654,16 @@ impl Table {
     /// What has failed; nothing if an earlier amberlog made the table.
     pub fn doubt(&self) -> Doubt {
         let word = self.file.load_u64(OFFSET_DOUBT);
-        Doubt { is_doubted: word & DOUBTED != 0, is_untold: word & UNTOLD != 0 }
+        let is = |bit: u64| word & bit != 0;
+        Doubt { is_doubted: is(DOUBTED), is_untold: is(UNTOLD), owes_errors: is(OWES_ERRORS) }
     }
 
     /// Says so, before anything else is done about it.
     pub fn set_doubt(&self, doubt: Doubt) {
         let bit = |is_so: bool, bit: u64| if is_so { bit } else { 0 };
-        self.file.store_u64(OFFSET_DOUBT, bit(doubt.is_doubted, DOUBTED) | bit(doubt.is_untold, UNTOLD));
+        let Doubt { is_doubted, is_untold, owes_errors } = doubt;
+        let word = bit(is_doubted, DOUBTED) | bit(is_untold, UNTOLD) | bit(owes_errors, OWES_ERRORS);
+        self.file.store_u64(OFFSET_DOUBT, word);
     }
 
     /// Says that storage says so durably.
@@ -814,9 +821,11 @@ mod tests {
         table.set_numbered(None);
         assert_eq!(table.numbered(), None);
         assert_eq!(table.doubt(), Doubt::default());
-        for (is_doubted, is_untold) in [(true, false), (true, true), (false, true), (false, false)] {
-            table.set_doubt(Doubt { is_doubted, is_untold });
-            assert_eq!(table.doubt(), Doubt { is_doubted, is_untold });
+        for bits in (0..8u8).rev() {
+            let [is_doubted, is_untold, owes_errors] = [1, 2, 4].map(|bit| bits & bit != 0);
+            let doubt = Doubt { is_doubted, is_untold, owes_errors };
+            table.set_doubt(doubt);
+            assert_eq!(table.doubt(), doubt);
         }
         table.set_tail(None);
         table.clear();

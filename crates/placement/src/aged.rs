@@ -27,10 +27,9 @@ use crate::numbers;
 use crate::scan::FoundLogPlace;
 use crate::stored::{Says, Stored};
 use durability::{AnswerId, Committed, Durability, Freed, Place, Step, Transaction, Version, View};
-use jbd2::{Content, Format, LogRead, Plan, SUPERBLOCK_BYTES, Superblock, sequence};
+use jbd2::{Content, CopyInLog, Format, LogRead, Plan, SUPERBLOCK_BYTES, Superblock, sequence};
 use journal_area::{HeldLog, Location, Opening};
 use recovery::{Error, HomeBounds, Report};
-use std::collections::BTreeMap;
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
@@ -74,7 +73,7 @@ pub(crate) fn finish_aged(
     let (owed, next) = owed(held, place, journal)?;
     // The numbers that the guest's next kernel gives begin behind those of the held log, and ours must not reach them.
     let is_outrun = numbers::may_meet(next, Some(number));
-    if owed.is_empty() && !is_outrun {
+    if owed.versions.is_empty() && !is_outrun {
         return finish(held, place, home, journal);
     }
     if is_outrun || !append(&raw, &opening, number, owed, (place, home, journal))? {
@@ -144,15 +143,24 @@ fn plan(held: &HeldLog<'_>, place: &FoundLogPlace, journal: &LoggedFile) -> Resu
     Ok((plan, format))
 }
 
-/// The newest committed versions that are not at home, and the number after the last transaction.
-fn owed(
-    held: &HeldLog<'_>,
-    place: &FoundLogPlace,
-    journal: &LoggedFile,
-) -> Result<(BTreeMap<u64, Vec<u8>>, u32), Error> {
+/// The newest committed versions that are not at home: where they are in a log that nobody changes any more. They may be as much as the log
+/// has, so none is kept in memory.
+struct Owed<'l, 'a> {
+    log: LogReader<'l, 'a>,
+    /// The layout of the log for its guest.
+    format: Format,
+    versions: Vec<(u64, CopyInLog)>,
+}
+
+/// These, and the number after the last transaction.
+fn owed<'l, 'a>(
+    held: &'l HeldLog<'a>,
+    place: &'l FoundLogPlace,
+    journal: &'l LoggedFile,
+) -> Result<(Owed<'l, 'a>, u32), Error> {
     let (plan, format) = plan(held, place, journal)?;
     let mut log = LogReader { held, place, journal };
-    let mut owed = BTreeMap::new();
+    let mut versions = Vec::new();
     let mut content = vec![0; place.block_bytes as usize];
     for block in plan.blocks() {
         for copy in block.copies() {
@@ -161,12 +169,12 @@ fn owed(
                 break;
             }
             if copy.restore(&format, &mut content) {
-                owed.insert(block.home(), content.clone());
+                versions.push((block.home(), copy));
                 break;
             }
         }
     }
-    Ok((owed, plan.summary().walk.next_sequence()))
+    Ok((Owed { log, format, versions }, plan.summary().walk.next_sequence()))
 }
 
 /// Makes one compound of what is owed, on a log that was just replayed. False when it does not fit.
@@ -174,7 +182,7 @@ fn append(
     raw: &[u8],
     opening: &Opening,
     number: u32,
-    owed: BTreeMap<u64, Vec<u8>>,
+    owed: Owed<'_, '_>,
     (place, home, journal): (&FoundLogPlace, &LoggedFile, &LoggedFile),
 ) -> Result<bool, Error> {
     let (_, format) = Superblock::parse(raw).map_err(|error| Error::Refused(error.to_string()))?;
@@ -183,27 +191,25 @@ fn append(
     let superblock_at = place.offset_of(0).unwrap_or(u64::MAX);
     journal.write_all_at(&emptied, superblock_at).map_err(failed("emptying the journal"))?;
     journal.sync_data().map_err(failed("emptying the journal"))?;
-    let versions: Vec<(u64, Vec<u8>)> = owed.into_iter().collect();
-    let blocks = versions.iter().zip(0..).map(|((block, _), index)| (*block, Version(index))).collect();
+    let blocks = owed.versions.iter().zip(0..).map(|((block, _), index)| (*block, Version(index))).collect();
     let transaction = Transaction { sequence: number, blocks, revokes: Vec::new(), freed: Freed::Unknown };
-    let mut run = Run { machine: machine.on_storage(), versions, opening, raw: &emptied, place, home, journal };
+    let machine = machine.on_storage().with_steady_contents();
+    let mut run = Run { machine, owed, opening, raw: &emptied, place, home, journal };
     run.commit(&transaction).map_err(failed("making what is held durable"))
 }
 
 /// The machine, with its steps carried out one after the other.
-struct Run<'a> {
+struct Run<'l, 'a> {
     machine: Durability,
-    versions: Vec<(u64, Vec<u8>)>,
-    opening: &'a Opening,
-    raw: &'a [u8],
-    place: &'a FoundLogPlace,
-    home: &'a LoggedFile,
-    journal: &'a LoggedFile,
+    owed: Owed<'l, 'a>,
+    opening: &'l Opening,
+    raw: &'l [u8],
+    place: &'l FoundLogPlace,
+    home: &'l LoggedFile,
+    journal: &'l LoggedFile,
 }
 
-struct Shown<'a>(&'a [(u64, Vec<u8>)]);
-
-impl View for Shown<'_> {
+impl View for Owed<'_, '_> {
     fn made_durable(&mut self, _through: u32, _blocks: &[(u64, Version)]) {}
 
     fn at_home(&mut self, _blocks: &[u64]) {}
@@ -213,9 +219,13 @@ impl View for Shown<'_> {
     }
 
     fn content(&mut self, version: Version, into: &mut [u8]) -> io::Result<()> {
-        let found = usize::try_from(version.0).ok().and_then(|index| self.0.get(index));
-        into.copy_from_slice(&found.ok_or(io::ErrorKind::NotFound)?.1);
-        Ok(())
+        let found = usize::try_from(version.0).ok().and_then(|index| self.versions.get(index));
+        let (_, copy) = found.ok_or(io::ErrorKind::NotFound)?;
+        self.log.read(copy.position, into)?;
+        if copy.restore(&self.format, into) {
+            return Ok(());
+        }
+        Err(io::Error::other(format!("log block {} of the held journal is damaged", copy.position)))
     }
 
     fn logged(&mut self, _position: u32, _into: &mut [u8]) -> io::Result<()> {
@@ -232,10 +242,10 @@ impl View for Shown<'_> {
     }
 }
 
-impl Run<'_> {
+impl Run<'_, '_> {
     fn commit(&mut self, transaction: &Transaction) -> io::Result<bool> {
         let mut steps = Vec::new();
-        self.machine.committed(Duration::ZERO, transaction, AnswerId(0), &mut Shown(&self.versions), &mut steps);
+        self.machine.committed(Duration::ZERO, transaction, AnswerId(0), &mut self.owed, &mut steps);
         while !steps.is_empty() {
             let mut next = Vec::new();
             for step in std::mem::take(&mut steps) {
@@ -256,8 +266,7 @@ impl Run<'_> {
                     }
                     Step::Go(_) => continue,
                 };
-                let mut view = Shown(&self.versions);
-                self.machine.operation_done(Duration::ZERO, operation, true, &mut view, &mut next);
+                self.machine.operation_done(Duration::ZERO, operation, true, &mut self.owed, &mut next);
             }
             steps = next;
         }

@@ -52,7 +52,7 @@ use crate::remote::RemoteReport;
 use crate::report::DurabilityReport;
 use block_route::{Buffer, RequestId, RequestKind, Status};
 use guest_memory::MemorySlice;
-use journal_area::{NotHome, Opening, Source};
+use journal_area::{Doubt, NotHome, Opening, Source};
 use recovery::Report;
 use std::io;
 use std::ops::Range;
@@ -519,8 +519,8 @@ pub(crate) trait Keeper: std::fmt::Debug + Send + Sync {
     /// of its own begins.
     fn awaits_mark(&self, _is_unmarked: bool) {}
 
-    /// An earlier process has left it open, under which storage has failed since it was opened (or has not).
-    fn goes_on_doubted(&self, _log: &Log, _is_doubted: bool) {}
+    /// An earlier process has left it open, and this is what its table says of storage that has failed since it was opened.
+    fn goes_on_doubted(&self, _log: &Log, _doubt: Doubt) {}
 
     /// An earlier process has left it open, made durable by age in this opening: storage's superblock is `raw`, and no compound has number
     /// `numbered` or one behind it. True where it stays so, from [`Keeper::go_on`] on; false where that is not wished any more.

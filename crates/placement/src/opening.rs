@@ -18,9 +18,10 @@ pub(crate) fn write_mark(log: &Log, area: &JournalArea, kind: MarkKind, block: &
         let mut current = log.state.mark.lock().expect("no panic under this lock");
         *current = None;
         let opening = Opening { number: remote_journal::random(), count: 0 };
+        let failed = log.journal.file.failed_flushes();
         let marked = write_opening(log, area, (block, None), kind, opening)?;
         DiskCounters::add(&log.journal.counters.journal_bytes_to_storage, marked.bytes.len() as u64);
-        log.journal.file.sync_data()?;
+        log.journal.file.sync_since(failed)?;
         area.note_marked(log.id);
         *current = Some(Marked { is_durable: true, ..marked });
         Ok(())
@@ -58,11 +59,12 @@ pub(crate) fn write_aged(log: &Log, area: &JournalArea, block: &[u8], tail: (u32
     let opening = Opening { number: remote_journal::random(), count: 0 };
     let bytes = mark::aged(block, &opening, tail)?;
     log.take_mark();
+    let failed = log.journal.file.failed_flushes();
     log.journal.file.write_all_at(&vec![0; log.place.block_bytes as usize], log.place_of(tail.0)?)?;
-    log.journal.file.sync_data()?;
+    log.journal.file.sync_since(failed)?;
     area.note_opening(log.id, &opening, false);
     write_superblock_bytes(log, &bytes)?;
-    log.journal.file.sync_data()?;
+    log.journal.file.sync_since(failed)?;
     area.note_opening(log.id, &opening, true);
     area.note_marked(log.id);
     DiskCounters::add(&log.journal.counters.journal_bytes_to_storage, bytes.len() as u64);
@@ -87,8 +89,10 @@ pub(crate) fn mark_again(
         log::error!("disk {}: flushing what its guest has written failed: {error}", log.home.options.name);
     }
     let mut current = log.state.mark.lock().expect("no panic under this lock");
+    // From here on: the mark is needed where the flush above has failed, too.
+    let failed = log.journal.file.failed_flushes();
     let marked = write_opening(log, area, (block, Some(numbered)), MarkKind::Held, opening)?;
-    log.journal.file.sync_data()?;
+    log.journal.file.sync_since(failed)?;
     DiskCounters::add(&log.journal.counters.journal_bytes_to_storage, marked.bytes.len() as u64);
     *current = Some(Marked { is_durable: true, ..marked });
     Ok(())
@@ -104,11 +108,12 @@ pub(crate) fn mark_behind(log: &Log, area: &JournalArea, numbered: u32) -> io::R
     let mut current = log.state.mark.lock().expect("no panic under this lock");
     let Some(marked) = &*current else { return Ok(None) };
     let next = Opening { count: marked.opening.count + 1, ..marked.opening };
+    let failed = log.journal.file.failed_flushes();
     let marked = write_opening(log, area, (&marked.bytes, Some(numbered)), marked.kind, next)?;
     DiskCounters::add(&log.journal.counters.journal_bytes_to_storage, marked.bytes.len() as u64);
     let opening = marked.opening;
     *current = Some(marked);
-    log.journal.file.sync_data()?;
+    log.journal.file.sync_since(failed)?;
     *current = None;
     Ok(Some(opening))
 }
@@ -132,10 +137,11 @@ pub(crate) fn mark_ahead(log: &Log, area: &JournalArea, number: u32) -> io::Resu
     }
     let opening = Opening { count: marked.opening.count + 1, ..marked.opening };
     let ahead = Some(number.wrapping_add(AHEAD));
+    let failed = log.journal.file.failed_flushes();
     let marked = write_opening(log, area, (&marked.bytes, ahead), marked.kind, opening)?;
     DiskCounters::add(&log.journal.counters.journal_bytes_to_storage, marked.bytes.len() as u64);
     *current = Some(marked.clone());
-    log.journal.file.sync_data()?;
+    log.journal.file.sync_since(failed)?;
     *current = Some(Marked { is_durable: true, ..marked });
     Ok(())
 }
@@ -190,8 +196,9 @@ fn is_on_storage_still(log: &Log, marked: &Marked) -> io::Result<bool> {
 
 /// Writes a mark to storage, and flushes.
 pub(crate) fn write_mark_bytes(log: &Log, mark: &[u8]) -> io::Result<()> {
+    let failed = log.journal.file.failed_flushes();
     write_mark_unflushed(log, mark)?;
-    log.journal.file.sync_data()
+    log.journal.file.sync_since(failed)
 }
 
 /// The same; the next flush makes it durable.

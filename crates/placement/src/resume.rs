@@ -194,7 +194,7 @@ impl Journals {
         for (log, doubt) in logs.iter().zip(&doubts) {
             // What is on a disk that comes now is as at the beginning of a VM.
             if !is_new[log.home_disk] {
-                log.keeper.goes_on_doubted(log, doubt.is_doubted);
+                log.keeper.goes_on_doubted(log, *doubt);
                 journals.resume_log(log, description)?;
             }
         }

@@ -10,6 +10,10 @@ mod absorbed;
 mod ages;
 #[path = "aged/followed.rs"]
 mod followed;
+#[path = "aged/gone.rs"]
+mod gone;
+#[path = "aged/large.rs"]
+mod large;
 #[path = "aged/placed.rs"]
 mod placed;
 #[path = "aged/room.rs"]
@@ -1573,7 +1577,7 @@ fn storage_that_has_failed_is_no_truth_for_a_recovery() {
             rig.journals.disk(0).note_failed_flush();
             assert!(is_aged(&rig));
         }
-        assert_eq!(doubt(&rig), Doubt { is_doubted: true, is_untold: !is_heard });
+        assert_eq!(doubt(&rig), Doubt { is_doubted: true, is_untold: !is_heard, owes_errors: false });
         rig.log.mark("recovery");
         expect_recovered(&rig);
         let log = File::open(rig.directory.path().join("log")).expect("the log");

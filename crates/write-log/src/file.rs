@@ -6,7 +6,7 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 
 /// An open image, the log of what is written to it, if there is one, and who wants to know of writes before they are done.
 ///
@@ -17,6 +17,8 @@ pub struct LoggedFile {
     log: Option<Arc<WriteLog>>,
     changes: Arc<OnceLock<Arc<Changes>>>,
     failed_flushes: Arc<AtomicU64>,
+    /// Whoever makes it durable.
+    flushing: Arc<Mutex<()>>,
     on_failed_flush: Arc<OnceLock<Hook>>,
     past_cache: Arc<OnceLock<PastCache>>,
     has_written: Arc<AtomicBool>,
@@ -77,6 +79,7 @@ impl LoggedFile {
             log,
             changes: Arc::default(),
             failed_flushes: Arc::default(),
+            flushing: Arc::default(),
             on_failed_flush: Arc::default(),
             past_cache: Arc::default(),
             has_written: Arc::default(),
@@ -177,22 +180,51 @@ impl LoggedFile {
     /// Makes durable what was written.
     ///
     /// # Errors
-    /// As [`File::sync_data`].
+    /// As [`File::sync_data`], and where another flush has failed meanwhile.
     pub fn sync_data(&self) -> io::Result<()> {
-        let flush = self.log.as_ref().map(|log| log.flush_begins());
-        let flushed = self.file.sync_data();
-        if let (Some(log), Some(flush)) = (&self.log, &flush) {
-            if flushed.is_ok() { log.flush_ended(flush, true) } else { log.flush_failed(flush) }
+        self.sync_since(self.failed_flushes())
+    }
+
+    /// The same, for who has written since so many flushes had failed. The kernel tells an open file once that write-back has failed, and takes
+    /// what it could not write for written then: of two that flush, whoever is told second is told that all is well. So one that ends well says
+    /// so only if none has failed since, whoever's; and none ends beside another one, whose error it would not know of yet.
+    ///
+    /// # Errors
+    /// As [`File::sync_data`], and where another flush has failed since.
+    pub fn sync_since(&self, failed: u64) -> io::Result<()> {
+        let flushed = {
+            let _one_at_a_time = self.flushing.lock().expect("no panic under this lock");
+            let flush = self.log.as_ref().map(|log| log.flush_begins());
+            let flushed = self.file.sync_data();
+            if let (Some(log), Some(flush)) = (&self.log, &flush) {
+                if flushed.is_ok() { log.flush_ended(flush, true) } else { log.flush_failed(flush) }
+            }
+            if flushed.is_err() {
+                // Before the next one begins.
+                self.failed_flushes.fetch_add(1, Ordering::AcqRel);
+            }
+            flushed
+        };
+        match flushed {
+            Ok(()) if self.failed_flushes() == failed => Ok(()),
+            Ok(()) => Err(io::Error::other(
+                "a flush of the same image has failed just before this one, and what this one was to cover may be lost",
+            )),
+            Err(error) => {
+                self.flush_has_failed();
+                Err(error)
+            }
         }
-        if flushed.is_err() {
-            self.note_failed_flush();
-        }
-        flushed
     }
 
     /// Making the same image durable by way of another descriptor has failed.
     pub fn note_failed_flush(&self) {
         self.failed_flushes.fetch_add(1, Ordering::AcqRel);
+        self.flush_has_failed();
+    }
+
+    /// It is counted.
+    fn flush_has_failed(&self) {
         if let Some(Hook(hook)) = self.on_failed_flush.get() {
             hook();
         }
@@ -226,6 +258,30 @@ mod tests {
         // A pipe has nothing that could be made durable.
         assert!(file.sync_data().is_err());
         assert_eq!((other.failed_flushes(), seen.load(Ordering::Acquire)), (1, 1));
+    }
+
+    /// The kernel has told another flush of an error of write-back: one that covers what was written before that does not end well, also if it
+    /// begins when that one is over, and it does not begin before.
+    #[test]
+    fn no_flush_ends_well_over_what_another_one_has_lost() {
+        let file = LoggedFile::new(tempfile::tempfile().expect("a file"), None);
+        let before = file.failed_flushes();
+        file.write_all_at(b"it", 0).expect("written");
+        file.note_failed_flush();
+        assert!(file.sync_since(before).is_err(), "nobody else is told any more");
+        assert!(file.sync_data().is_ok(), "for who has written nothing since");
+        let other = file.flushing.lock().expect("it is not held");
+        let (file, before) = (file.clone(), file.failed_flushes());
+        let flush = std::thread::spawn({
+            let file = file.clone();
+            move || file.sync_since(before)
+        });
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        assert!(!flush.is_finished(), "another one is under way");
+        // Which fails.
+        file.note_failed_flush();
+        drop(other);
+        assert!(flush.join().expect("it has ended").is_err());
     }
 
     /// Whether a page of the cache has what is at an offset.

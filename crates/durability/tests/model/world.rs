@@ -57,6 +57,10 @@ pub struct Setting {
     pub overlaps: u64,
     /// Blocks that the machine reads into memory at a time, and revoked blocks that it knows one by one.
     pub at_once: (u64, usize),
+    /// A compound is read in parts, since what was committed stays.
+    pub is_steady: bool,
+    /// Durability begins with several compounds.
+    pub begins_in_parts: bool,
 }
 
 impl Setting {
@@ -79,7 +83,10 @@ impl Setting {
             hosts: [0, 5, 20, 50][Random::of(seed, 16).below(4) as usize],
             overlaps: [0, 0, 20, 60][Random::of(seed, 17).below(4) as usize],
             at_once: [(1, 0), (3, 1), (8, 4), (1000, 1000)][Random::of(seed, 19).below(4) as usize],
+            is_steady: false,
+            begins_in_parts: Random::of(seed, 22).below(2) == 0,
         };
+        let drawn = Setting { is_steady: drawn.at_once.0 == 8 && Random::of(seed, 21).below(2) == 0, ..drawn };
         // Who goes on cannot tell apart two writes to one place that were both not answered.
         let overlaps = if drawn.deaths > 0 { 0 } else { drawn.overlaps };
         let drawn = Setting { overlaps, ..drawn };
@@ -438,7 +445,8 @@ impl World {
 
     fn bounded(&self, machine: Durability) -> Durability {
         let (blocks, revoked) = self.setting.at_once;
-        machine.with_at_once(blocks, revoked)
+        let machine = machine.with_at_once(blocks, revoked);
+        if self.setting.is_steady { machine.with_steady_contents() } else { machine }
     }
 
     fn id(&mut self) -> u64 {
@@ -1228,9 +1236,13 @@ impl World {
         self.disk.read(JOURNAL, &mut raw);
         let within = Duration::from_millis(self.setting.within);
         let machine = Durability::engaged(&raw, within, (&owed, self.tail, last), &past, self.time())?;
-        self.machine = Some(self.bounded(machine));
+        let machine = self.bounded(machine);
+        let machine = if self.setting.begins_in_parts { machine.begins_in_parts() } else { machine };
+        let compounds = machine.begins_before().wrapping_sub(machine.next_number());
+        self.machine = Some(machine);
         self.setting.engages = false;
-        self.engaged_at = Some(self.now);
+        // Each of them takes its time.
+        self.engaged_at = Some(self.now + u64::from(compounds - 1) * WRITE_OUT);
         // A transaction that is on its way to be told was held already.
         self.with_machine(|machine, now, view, steps| machine.timer(now, view, steps))
     }

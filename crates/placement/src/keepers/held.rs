@@ -31,7 +31,9 @@ use crate::report::DurabilityReport;
 use crate::stored::{self, Says};
 use block_route::{Buffer, RequestId, RequestKind, segments};
 use guest_memory::MemorySlice;
-use journal_area::{Content, JournalArea, LogId, LogWrite, NotHome, Opening, Outside, Pressure, SuperblockEffect};
+use journal_area::{
+    Content, Doubt, JournalArea, LogId, LogWrite, NotHome, Opening, Outside, Pressure, SuperblockEffect,
+};
 use recovery::Status;
 use std::io;
 use std::ops::Range;
@@ -197,6 +199,10 @@ impl Keeper for Held {
         block: SuperblockBlock<'_>,
         steps: &mut Steps,
     ) -> io::Result<(SuperblockWritten, bool)> {
+        if self.is_gone() {
+            // It waited until now. It is a block of the disk as any other.
+            return Ok((SuperblockWritten::GoesOn, true));
+        }
         if self.holds_superblock(log, &block, steps) {
             return Ok((SuperblockWritten::GoesOn, false));
         }
@@ -476,8 +482,8 @@ impl Keeper for Held {
         self.aged_awaits_mark(is_unmarked);
     }
 
-    fn goes_on_doubted(&self, log: &Log, is_doubted: bool) {
-        self.aged_goes_on_doubted(log, is_doubted);
+    fn goes_on_doubted(&self, log: &Log, doubt: Doubt) {
+        self.aged_goes_on_doubted(log, doubt);
     }
 
     fn follows(&self, log: &Log, opening: Opening, raw: &[u8], numbered: Option<u32>) -> Result<bool, String> {
@@ -570,14 +576,19 @@ impl Keeper for Held {
     }
 
     /// The file system was replaced while its log was open. What makes it durable must not land behind what somebody else has written there.
+    /// Whoever waits here is told what became of it, and whatever waits to go home is asked about once more: nobody hears of this log again.
     fn forget(&self, log: &Log, steps: &mut Steps) -> bool {
-        if !self.aged_is_gone() {
-            return false;
-        }
+        let Some(waited) = self.aged_is_gone() else { return false };
         let brought = self.bring_absorbed_now(log, steps);
         self.forget_absorbing();
+        // Behind whatever is said here.
+        let go = |is_there, steps: &mut Steps| {
+            waited.go(is_there, steps);
+            steps.push(Side::Home, Step::Retry);
+            true
+        };
         if !log.is_open() {
-            return true;
+            return go(false, steps);
         }
         if let Err(error) = brought {
             log::error!("writing home what the guest was told is there failed: {error}; it is lost");
@@ -588,9 +599,10 @@ impl Keeper for Held {
             log.place.home_start,
             self.area.owed(self.id).blocks
         );
-        if let Err(error) = self.spill(log, |_, _| true) {
+        let spilt = self.spill(log, |_, _| true);
+        if let Err(error) = &spilt {
             log::error!("writing where a journal was failed: {error}; what the guest wrote there is lost");
         }
-        true
+        go(spilt.is_ok(), steps)
     }
 }

@@ -1359,6 +1359,13 @@ fn one_is_not_forgotten_while_something_of_it_is_on_its_way() {
             steps = next;
         }
         assert!(rig.journals.forget_log(&log), "durable by age: {is_aged}");
+        // Whatever waits to go home is asked about once more, and a superblock that waited is a block as any other.
+        let passed_on = log.home.take_passed_on();
+        assert!(passed_on.iter().any(|(_, _, step)| matches!(step, Step::Retry)), "durable by age: {is_aged}");
+        let opening = rig.opening();
+        let superblock = SuperblockBlock { content: &opening, request: RequestId(8) };
+        let (_, passes) = rig.journals.superblock_written(&log, superblock, &mut Steps::default());
+        assert!(passes.expect("written") && !log.is_open(), "durable by age: {is_aged}");
         // Nor does anything begin from then on, though its disk is still asked.
         let mut steps = Steps::default();
         log.keeper.woken(&log, Side::Home, &mut steps);

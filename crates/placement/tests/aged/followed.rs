@@ -481,6 +481,80 @@ fn with_no_age_a_commit_fails_that_cannot_become_durable() {
     }
 }
 
+/// The same where it fails for want of memory, and the worker dies when storage has the error mark, and before its guest is told: who goes on finds
+/// a commit that is held, as any other.
+#[test]
+fn with_no_age_a_commit_fails_for_want_of_memory_whoever_answers() {
+    for deaths in 1..=2 {
+        let mut guest = Guest::new(3, Some(Duration::ZERO));
+        guest.commit();
+        guest.settle();
+        guest.commit();
+        let again: Vec<Asked> = guest.asked.values().cloned().collect();
+        assert_eq!(again.len(), 1, "it waits until it is durable");
+        guest.rig.gives_up();
+        let (position, content) = guest.rig.transaction().remove(0);
+        let offset = guest.rig.log_at[position as usize];
+        simulated_room::set_full(true);
+        guest.ask(Asked { kind: RequestKind::Write, offset, content, commits: None });
+        simulated_room::set_full(false);
+        guest.settle();
+        assert!(said(&guest.rig).errno != 0 && guest.asked.is_empty());
+        // It was not told.
+        (guest.acknowledged, guest.failures) = (1, 0);
+        for _ in 0..deaths {
+            guest.die().expect("another one goes on");
+        }
+        guest.left.clear();
+        again.into_iter().for_each(|asked| guest.ask_as(asked, true));
+        guest.wake();
+        guest.settle();
+        assert_eq!((guest.acknowledged, guest.failures), (1, 1), "{deaths} deaths");
+        // That is over when its guest mounts anew.
+        let number = guest.rig.builder.sequence;
+        for start in [0, guest.rig.builder.format.first] {
+            guest.begin_log(start, number);
+            guest.settle();
+        }
+        let doubt = guest.rig.journals.area.adopted(guest.rig.journals.logs()[0].id).expect("it is open").doubt;
+        assert_eq!(doubt, Doubt::default());
+    }
+}
+
+/// A commit that came when durability had ended was promised no more than that it is held, and nothing else was left to be durable: asked again it
+/// is answered well.
+#[test]
+fn a_commit_that_is_only_held_does_not_fail_when_it_is_asked_for_again() {
+    let mut guest = Guest::new(4, Some(Duration::ZERO));
+    guest.commit();
+    guest.settle();
+    guest.rig.gives_up();
+    let log = guest.rig.transaction();
+    let asked = |rig: &Rig, (position, content): &(u32, Vec<u8>), commits| {
+        let (kind, offset, content) = (RequestKind::Write, rig.log_at[*position as usize], content.clone());
+        Asked { kind, offset, content, commits }
+    };
+    let (last, body) = log.split_last().expect("a commit block");
+    for (index, block) in body.iter().enumerate() {
+        simulated_room::set_full(index == 1);
+        let asked = asked(&guest.rig, block, None);
+        guest.ask(asked);
+        simulated_room::set_full(false);
+    }
+    guest.settle();
+    assert!(said(&guest.rig).errno != 0, "it has ended");
+    let commit = asked(&guest.rig, last, Some(2));
+    guest.ask(commit.clone());
+    guest.settle();
+    assert_eq!((guest.acknowledged, guest.failures), (2, 0));
+    guest.die().expect("another one goes on");
+    guest.acknowledged = 1;
+    guest.ask_as(commit, true);
+    guest.wake();
+    guest.settle();
+    assert_eq!((guest.acknowledged, guest.failures), (2, 0));
+}
+
 /// A bitmap that is durable in the log, and older at home: what is in use by it is no append under the next worker either.
 #[test]
 fn what_is_free_is_told_by_what_is_durable() {

@@ -120,6 +120,49 @@ fn who_is_told_of_wrong_books_is_told_what_was_written_home() {
     }
 }
 
+/// Nor does a superblock go unanswered that waits for home writes, since what is to be cleared away behind it shares pages with homes.
+#[test]
+fn a_superblock_that_waits_is_answered_where_the_books_are_wrong() {
+    let mut rig = Rig::at(63 * 512, None);
+    let next = outrun(&mut rig, false);
+    rig.write_home(rig.homes[0], rig.committed);
+    rig.superblock_begins(0, next);
+    assert_eq!((rig.waiting.len(), rig.held), (1, 1), "it waits for a home write");
+    let log = rig.journals.logs()[0].id;
+    rig.journals.area.contradict(log, "it is open, and the disk has another file system in its place".to_owned());
+    rig.wake(0);
+    rig.settle();
+    (0..3).for_each(|_| rig.pass(1500));
+    assert_eq!(rig.held, 0, "it is answered");
+}
+
+/// And it does not begin beside such books: they name no version, as if all were home, and storage would be called good by itself.
+#[test]
+fn it_does_not_begin_where_the_books_are_wrong() {
+    let mut rig = Rig::new(None);
+    rig.gives_up();
+    rig.open();
+    rig.commit();
+    rig.settle();
+    // It is to begin when this has ended.
+    rig.write_home(rig.homes[0], rig.committed);
+    rig.journals.set_durable_within(0, Some(AGE)).expect("possible");
+    rig.wake(0);
+    assert_eq!(rig.waiting.len(), 1);
+    // What ends beside it has shown another file system there: that is looked at when the pass is over.
+    let log = rig.journals.logs()[0].id;
+    rig.journals.area.contradict(log, "it is open, and the disk has another file system in its place".to_owned());
+    rig.settle_one();
+    assert!(rig.waiting.is_empty(), "something begins: {:?}", rig.waiting);
+    let reason = rig.journals.report("vm").disks[0].durability.as_ref().and_then(|report| report.reason.clone());
+    assert!(reason.expect("a reason").contains("its books are wrong"));
+    (0..3).for_each(|_| rig.pass(1500));
+    assert!(rig.journals.disk(0).fault().expect("it is said").contains("is not what it seemed"));
+    assert_eq!(rig.compounds(), 0);
+    assert!(!said(&rig).is_empty(), "the log is in its place");
+    assert!(rig.judge() > 20);
+}
+
 /// Nor does the host send what it had chosen to write home before.
 #[test]
 fn what_waits_to_go_home_does_not_where_the_books_are_wrong() {

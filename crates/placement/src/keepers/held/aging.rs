@@ -37,7 +37,7 @@ use durability::{
 };
 use jbd2::{Format, Superblock, sequence};
 use journal_area::{
-    Accepted, CommittedVersion, HomeWrite, HostWrite, JournalArea, Location, LogId, Opening, Over, Source,
+    Accepted, CommittedVersion, Doubt, HomeWrite, HostWrite, JournalArea, Location, LogId, Opening, Over, Source,
 };
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io;
@@ -80,7 +80,8 @@ pub(super) struct State {
     failed_flushes: u64,
     /// What an earlier process has left of it is followed as soon as this one serves the guest.
     following: Option<Box<Aging>>,
-    /// A commit that is repeated was to be told of an error, perhaps by an earlier process: it waited for durability, and there is none.
+    /// A commit that is repeated was to be told of an error, perhaps by an earlier process: it waited for durability, and there is none. The
+    /// table says so, too, before storage has the error mark.
     owes_errors: bool,
     /// How often it began.
     stints: u64,
@@ -179,6 +180,39 @@ enum Asked {
     Commit(Vec<RequestId>),
     Superblock { request: RequestId, content: Vec<u8>, closes: bool },
     Nobody,
+}
+
+/// Who waits for durability by age where there is none any more: every request of the guest that is held for it is among these.
+#[derive(Debug, Default)]
+pub(super) struct Waited {
+    /// Commits that an age promises no more than that they are held.
+    held: Vec<RequestId>,
+    /// Commits that were to be durable, and log blocks without memory.
+    refused: Vec<RequestId>,
+    /// Superblocks, each with what it says.
+    superblocks: Vec<(RequestId, Vec<u8>)>,
+}
+
+impl Waited {
+    /// The log has gone from its disk. Commits that are held are in the log's place if `is_there`; superblocks go there as they are.
+    pub fn go(self, is_there: bool, steps: &mut Steps) {
+        let held = if is_there { Status::Ok } else { Status::IoError };
+        let commits = self.held.into_iter().map(|request| (request, held));
+        for (request, status) in commits.chain(self.refused.into_iter().map(|request| (request, Status::IoError))) {
+            steps.push(Side::Journal, Step::Release(request, status));
+        }
+        for (request, content) in self.superblocks {
+            steps.push(Side::Journal, Step::Superblock(request, content));
+        }
+    }
+
+    /// Its guest has closed the log: no kernel waits for anything of it then.
+    fn fail(self, steps: &mut Steps) {
+        let superblocks = self.superblocks.into_iter().map(|(request, _)| request);
+        for request in self.held.into_iter().chain(self.refused).chain(superblocks) {
+            steps.push(Side::Journal, Step::Release(request, Status::IoError));
+        }
+    }
 }
 
 /// What becomes of a superblock that the guest writes.
@@ -486,11 +520,36 @@ impl Aging {
         }
     }
 
+    /// Whether a commit that is not durable when durability ends is held from now on as it would be without, whatever ends it. Who was
+    /// promised more than that, and waits for it, is not told that it is so.
+    fn promises_held(&self) -> bool {
+        self.ending.as_ref().is_some_and(|ending| ending.cause == Cause::Wish) || !self.answers_late()
+    }
+
+    /// There is no durability any more, nor an end of it that anybody could wait for. Gives everybody who waits, for the machine or for that end.
+    fn take_waiting(&mut self) -> Waited {
+        let is_held = self.promises_held();
+        let mut waited = Waited { held: std::mem::take(&mut self.told_later), ..Waited::default() };
+        let mut said = Vec::new();
+        self.machine.give_up(&mut said);
+        let is_good = |answer| said.contains(&durability::Step::Answer { answer, is_good: true });
+        let mut asked: Vec<(AnswerId, Asked)> = self.answers.drain().collect();
+        asked.sort_unstable_by_key(|(answer, _)| *answer);
+        for (answer, asked) in asked {
+            match asked {
+                Asked::Commit(requests) if is_held || is_good(answer) => waited.held.extend(requests),
+                Asked::Commit(requests) => waited.refused.extend(requests),
+                Asked::Superblock { request, content, .. } => waited.superblocks.push((request, content)),
+                Asked::Nobody => {}
+            }
+        }
+        waited.superblocks.append(&mut self.later);
+        waited.refused.extend(self.unheld.drain(..).map(|(_, request, _)| request));
+        waited
+    }
+
     fn answered(&mut self, answer: AnswerId, is_good: bool, steps: &mut Steps) {
-        let ends_for = |cause| self.ending.as_ref().is_some_and(|ending| ending.cause == cause);
-        // It is held from now on as it would be without durability, whatever ends it. Who was promised more than that, and waits for it, is not
-        // told that it is so.
-        let is_held = ends_for(Cause::Wish) || self.ending.is_some() && !self.answers_late();
+        let is_held = self.ending.is_some() && self.promises_held();
         match self.answers.remove(&answer) {
             Some(Asked::Commit(requests)) if !is_good && is_held => self.told_later.extend(requests),
             Some(Asked::Commit(requests)) => {
@@ -543,6 +602,7 @@ impl Held {
         self.area.tell_accepted(self.id, false);
         self.area.note_numbered(self.id, None);
         self.area.note_doubt(self.id, |doubt| doubt.is_doubted = false);
+        self.area.note_doubt(self.id, |doubt| doubt.owes_errors = false);
         let Some(within) = log.home.durable_within() else { return Ok(false) };
         if let Some(why) = hindrance(log, block) {
             say_why_not(log, &mut state, why);
@@ -567,11 +627,9 @@ impl Held {
             aging.ready = None;
             let is_on_storage = aging.is_closed;
             aging.superblock = content;
-            if is_on_storage && let Some(aging) = self.over(&mut state) {
+            if is_on_storage && let Some(mut aging) = self.over(&mut state) {
+                aging.take_waiting().fail(steps);
                 self.end_unsent(aging.hosts.into_values());
-                // No kernel writes into a log that it closes.
-                fail_waiting(aging.unheld, aging.later, steps);
-                fail_told(aging.told_later, steps);
             }
             self.end_if_drained(log, &mut state, steps);
             return AgedSuperblock::Taken { is_on_storage };
@@ -1116,6 +1174,12 @@ impl Held {
     fn end(&self, log: &Log, state: &mut State, steps: &mut Steps) -> io::Result<()> {
         let Some(aging) = &mut state.aging else { return Ok(()) };
         let Some(ending) = &aging.ending else { return Ok(()) };
+        // Whoever repeats a commit that waited was not answered. What was owed before is not owed any more where all became durable since.
+        let owed_before = state.owes_errors && !aging.machine.is_proven();
+        let owes_errors =
+            ending.cause != Cause::Wish && (owed_before || aging.answers_late() && aging.machine.falls_short());
+        // Before the mark: who goes on without this process finds a commit that is held, as any other, from then on.
+        self.area.note_doubt(self.id, |doubt| doubt.owes_errors = owes_errors);
         let next = Opening { count: aging.opening.count + 1, ..aging.opening };
         // What kernels write once the held log is lost is to have numbers that no compound has.
         let number = aging.next_number();
@@ -1162,8 +1226,7 @@ impl Held {
         }
         // One that was to be closed is not, or not so.
         self.area.note_closing(self.id, false);
-        // Whoever repeats a commit that waited was not answered.
-        state.owes_errors = ending.cause != Cause::Wish && (state.owes_errors || aging.answers_late());
+        state.owes_errors = owes_errors;
         let Some(mut aging) = self.over(state) else { return Ok(()) };
         self.send_hosts(log, std::mem::take(&mut aging.hosts), steps);
         for request in aging.told_later {
@@ -1294,9 +1357,10 @@ impl Held {
         let last = next.wrapping_sub(1);
         let past = self.written_past();
         let machine = Durability::engaged(&superblock, within, (&owed, tail.sequence, last), &past, Duration::ZERO)?
-            .numbered_from(sequence::latest(next, state.next_number.unwrap_or(next)));
-        // The first compound lies beside the error mark until it is durable.
-        let number = machine.next_number().wrapping_add(1);
+            .numbered_from(sequence::latest(next, state.next_number.unwrap_or(next)))
+            .begins_in_parts();
+        // The first compounds lie beside the error mark until all of them are durable.
+        let number = machine.begins_before();
         let marked =
             mark_behind(log, &self.area, number).map_err(|error| format!("marking it anew failed: {error}"))?;
         let opening = marked.ok_or("its mark on storage is not known")?;
@@ -1431,7 +1495,8 @@ impl Held {
             log.home.wake.wake();
             return false;
         }
-        !state.is_engaging
+        // Superblocks that wait are taken when the last home write has ended: nobody else would answer them.
+        !state.is_engaging && state.closing.is_empty()
     }
 
     /// If this superblock closes the log, and compounds have had numbers that are to be the guest's: which these are.
@@ -1475,11 +1540,13 @@ impl Held {
     }
 
     /// An earlier process has left it open.
-    pub(super) fn aged_goes_on_doubted(&self, log: &Log, is_doubted: bool) {
+    pub(super) fn aged_goes_on_doubted(&self, log: &Log, doubt: Doubt) {
         let mut state = self.state();
-        (state.is_doubted, state.failed_flushes) = (is_doubted, log.home.failed_flushes());
+        (state.is_doubted, state.failed_flushes) = (doubt.is_doubted, log.home.failed_flushes());
         // A commit that waited when storage failed is not durable, and was to be told so.
-        state.owes_errors = is_doubted && log.home.durable_within().is_some_and(|within| within.is_zero());
+        let has_failed = doubt.is_doubted && log.home.durable_within().is_some_and(|within| within.is_zero());
+        // So was one that waited when durability ended for another reason: it is held, and nothing else tells it from one that was answered.
+        state.owes_errors = has_failed || doubt.owes_errors;
     }
 
     /// It stays here after all.
@@ -1510,20 +1577,27 @@ impl Held {
         self.state().is_unmarked = is_aged;
     }
 
-    /// Its file system has gone from the disk: nothing of ours begins any more. False where something is on its way, and nothing has happened
-    /// then. Both under one lock: the thread of its disk may begin something at any moment. (The area is asked before, since whoever takes the log
-    /// elsewhere has its lock first: what the host begins there meanwhile is not sent.)
-    pub(super) fn aged_is_gone(&self) -> bool {
+    /// Its file system has gone from the disk: nothing of ours begins any more. Gives who waits for durability, which does not come: nobody else
+    /// knows of them. Nothing where something is on its way, and nothing has happened then. Both under one lock: the thread of its disk may begin
+    /// something at any moment. (The area is asked before, since whoever takes the log elsewhere has its lock first: what the host begins there
+    /// meanwhile is not sent.)
+    pub(super) fn aged_is_gone(&self) -> Option<Waited> {
         let is_host_writing = self.area.has_host_writes_in_flight(self.id);
         let mut state = self.state();
         let has_operations = state.aging.as_ref().is_some_and(|aging| !aging.operations.is_empty());
         let has_host_writes = self.inner().host_in_flight > 0 || is_host_writing;
         if has_operations || has_host_writes {
-            return false;
+            return None;
         }
-        self.over(&mut state);
+        let mut waited = self.over(&mut state).map(|mut aging| aging.take_waiting()).unwrap_or_default();
+        waited.superblocks.append(&mut state.closing);
         *state = State { stints: state.stints, counted: state.counted, is_gone: true, ..State::default() };
-        true
+        Some(waited)
+    }
+
+    /// Whether its file system has gone from the disk.
+    pub(super) fn is_gone(&self) -> bool {
+        self.state().is_gone
     }
 
     pub(super) fn aged_report(&self, log: &Log) -> DurabilityReport {
@@ -1598,5 +1672,72 @@ fn sum(one: &durability::Status, other: &durability::Status) -> durability::Stat
         blocks_brought_home: one.blocks_brought_home + other.blocks_brought_home,
         writes_held: one.writes_held + other.writes_held,
         discards_held: one.discards_held + other.discards_held,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::description::AreaDirectory;
+    use crate::disk::{DiskOptions, PlacementKind};
+    use crate::journals::{Journals, JournalsOptions};
+    use guest_memory::VmMemory;
+
+    /// Commits wait for the machine, with nothing under way, as they do where the log is full, and the guest writes home what would make
+    /// room. With no age they were to be durable, and with one they were slowed down.
+    #[test]
+    fn a_commit_that_waits_for_room_is_answered_as_its_log_goes() {
+        for (within, is_held) in [(Duration::ZERO, false), (Duration::from_secs(3600), true)] {
+            let directory = tempfile::tempdir_in("/dev/shm").expect("tmpfs");
+            let image = directory.path().join("image");
+            std::fs::File::create(&image).and_then(|file| file.set_len(16 << 20)).expect("an image");
+            let make = |mut command: std::process::Command| command.arg(&image).status().expect("e2fsprogs");
+            let mut mke2fs = std::process::Command::new("mke2fs");
+            mke2fs.args(["-q", "-F", "-t", "ext4", "-b", "4096", "-J", "size=4"]);
+            assert!(make(mke2fs).success());
+            let disk = DiskOptions {
+                name: "disk".to_owned(),
+                path: image,
+                placement: PlacementKind::Copy,
+                honour_flush: false,
+                read_only: false,
+                nvm: None,
+                remote: None,
+                durable_within: Some(within),
+                write_log: None,
+            };
+            let options = JournalsOptions { disks: vec![disk], budget_bytes: 64 << 20, tracer: None };
+            let area = AreaDirectory::create(&directory.path().join("vms"), &directory.path().join("registry"));
+            let journals = Journals::new(&VmMemory::new(), area.expect("a directory"), options).expect("journals");
+            let log = journals.logs().remove(0);
+            let held = Held::new(Arc::clone(&journals.area), log.id);
+            let mut block = vec![0; log.place.block_bytes as usize];
+            log.read_stored(0, &mut block).expect("read");
+            assert!(held.begin_aging(&log, &block).expect("it begins"));
+            let mut steps = Steps::default();
+            {
+                let mut state = held.state();
+                let aging = state.aging.as_mut().expect("it is in force");
+                let machine = Durability::opened(&block, within).expect("a log").on_storage();
+                aging.machine = machine;
+                let first = aging.machine.last().wrapping_add(1);
+                // The second one waits for what is made of the first.
+                for sequence in [first, first.wrapping_add(1)] {
+                    let blocks = Vec::new();
+                    let transaction =
+                        Transaction { sequence, blocks, revokes: Vec::new(), freed: Freed::Blocks(vec![]) };
+                    let answer = aging.ask(Asked::Commit(vec![RequestId(sequence)]));
+                    let mut said = Vec::new();
+                    let mut view = Shown { log: &log, area: &held.area, id: held.id, watched: &mut aging.watched };
+                    aging.machine.committed(Duration::ZERO, &transaction, answer, &mut view, &mut said);
+                }
+                assert_eq!(aging.answers.len(), 2);
+                assert!(aging.operations.is_empty(), "nothing of it is sent");
+            }
+            held.aged_is_gone().expect("nothing is on its way").go(true, &mut steps);
+            let status = if is_held { Status::Ok } else { Status::IoError };
+            let answered = |step: &(Side, Step)| matches!(step.1, Step::Release(_, told) if told == status);
+            assert_eq!(steps.0.iter().filter(|step| answered(step)).count(), 2, "{within:?}: {:?}", steps.0);
+        }
     }
 }
