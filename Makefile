@@ -15,7 +15,7 @@
 #   make mutants  seeded faults that some test must catch
 #   make install  what was built for release, below PREFIX (/usr/local)          PREFIX=DIR DESTDIR=DIR
 #   make packages-deb       Debian packages, in build/packages
-#   make packages-test      those: lintian, and installed, upgraded, removed and purged in a Debian of its own
+#   make packages-test      those: lintian, and installed, upgraded, removed and purged in a Debian of its own, at last with its systemd and under guests
 #
 # Guests run under KVM where one boots, else emulated. AMBERLOG_GUEST_KERNEL=FILE boots them from another kernel, a bzImage or an
 # uncompressed vmlinux with all built in (and AMBERLOG_GUEST_CPU, AMBERLOG_GUEST_BIOS are QEMU's -cpu and -bios with it).
@@ -119,6 +119,7 @@ packages-deb: packages release
 	@$(PHASE) "Debian packages" packaging/build-deb.sh target/release build/packages
 
 packages-test: packages-deb
+	@$(PHASE) "what tries them" cargo build --release --quiet -p guest-kit --bin packaged
 	@$(PHASE) "packages, tried" packaging/test-packages.sh target/release build/packages
 
 clean:

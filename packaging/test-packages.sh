@@ -2,7 +2,8 @@
 # Tries the Debian packages: test-packages.sh PROGRAMS PACKAGES [--quick]. 'make packages-test' calls it.
 #
 # lintian judges them. Then, unless it is to be quick (or nobody here is root), they are installed into a Debian of its own, used,
-# upgraded while the daemon runs, removed and purged; what a package may not do is looked for after each.
+# upgraded while the daemon runs, removed and purged; what a package may not do is looked for after each. Then the same once more with that
+# Debian's systemd, which runs the unit as it is, and under guests that work (PROGRAMS/packaged, crates/guest-kit/src/bin/packaged).
 set -eu
 programs=$1
 packages=$(cd "$2" && pwd)
@@ -83,7 +84,8 @@ end() {
     rm -rf --one-file-system "$root"
 }
 trap end EXIT
-mmdebstrap --quiet --variant=minbase --include=systemd,procps,e2fsprogs,man-db,bash-completion bookworm "$root" 2>"$packages/debian.log" ||
+[ -x "$programs/packaged" ] || fail "$programs/packaged is not there; run 'cargo build --release -p guest-kit --bin packaged' first"
+mmdebstrap --quiet --variant=minbase --include=systemd,procps,e2fsprogs,man-db,bash-completion,qemu-system-x86 bookworm "$root" 2>"$packages/debian.log" ||
     fail "mmdebstrap failed; $packages/debian.log says why"
 mount -t proc proc "$root/proc"
 mkdir -p "$root/dev/shm"
@@ -228,4 +230,11 @@ files >"$packages/files.after"
 left=$(comm -13 "$packages/files.before" "$packages/files.after" | grep -vE '^\./(var/lib/systemd|run/|etc/(\.pwd\.lock|(passwd|group|shadow|gshadow)-?)$)' || true)
 [ -z "$left" ] || fail "left behind: $left"
 [ "$(inside dpkg-query -f '${Package}\n' -W | sort)" = "$before" ] || fail "packages are left"
+
+umount "$root/proc" "$root/dev/shm"
+mounted=""
+mkdir "$root/root/old" "$root/root/new"
+mv "$root"/root/packages/*+next_amd64.deb "$root/root/new"
+mv "$root"/root/packages/*.deb "$root/root/old"
+"$programs/packaged" "$root" "$packages" || fail "the packages fail on a Debian that runs"
 step "good"

@@ -232,7 +232,11 @@ impl Charge {
                         door.worker(self.admission(channel, *disk));
                         self.doors.insert(*disk, door);
                     }
-                    Err(error) => log::error!("disk {name}: its door cannot be opened: {error}"),
+                    Err(error) => {
+                        log::error!("disk {name}: its door cannot be opened: {error}");
+                        // The next worker makes it anew, and does not take it for one that is open.
+                        self.kept.forget(&format!("{DOOR}{name}"));
+                    }
                 }
             }
             Said::Open { disk } => match self.doors.get(disk) {

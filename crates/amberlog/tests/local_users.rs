@@ -265,6 +265,35 @@ kill $PID; wait $PID
     );
 }
 
+/// A daemon may write to an image that is not its own, and cannot seal it: its guest cannot be moved, and that is said before it is tried.
+#[test]
+fn status_says_that_a_guest_cannot_be_moved_whose_image_is_somebody_elses() {
+    if !can_play_two() {
+        return;
+    }
+    let script = |prepare: &str| {
+        format!(
+            r#"
+mkdir -m 700 /run/x /dev/shm/y; chown 65534:65534 /run/x /dev/shm/y; {prepare}
+printf 'run = "/run/x"\nshm = "/dev/shm/y"\n[migration]\nexperimental = true\n' > c.toml
+printf '[[vm]]\nname = "a"\ndisks = ["/dev/shm/images/a.img"]\n' >> c.toml
+chmod 644 c.toml
+setpriv --reuid 65534 --regid 65534 --clear-groups $AMBERLOG serve --config /dev/shm/c.toml 2> log & PID=$!
+for i in $(seq 300); do $AMBERLOG status --json a --run /run/x > status 2> /dev/null && grep -q '"state": "waiting"' status && break; sleep 0.1; done
+kill $PID; wait $PID
+cat status log
+grep -q '"state": "waiting"' status"#
+        )
+    };
+    expect(
+        &script("chmod 666 images/a.img"),
+        0,
+        "only its owner, or root, can seal it for another host: chown 65534 /dev/shm/images/a.img",
+    );
+    expect(&script("chmod 666 images/a.img"), 0, "\"possible\": false");
+    expect(&script("chown 65534 images/a.img"), 0, "\"possible\": true");
+}
+
 /// A VMM that is another user than the daemon: who is named gets to the disk's socket and the guest's memory, and to nothing
 /// else; who is not named gets to neither. The VMM is a real QEMU whose guest is not started.
 #[test]

@@ -58,8 +58,9 @@ impl Guest {
             return Err(Error::Interrupted);
         }
         let assets = Assets::get()?;
-        let temporary = std::env::temp_dir();
-        let directory = tempfile::Builder::new().prefix("guest-").tempdir().at("create a directory in", &temporary)?;
+        let temporary = spec.directory.clone().unwrap_or_else(std::env::temp_dir);
+        let directory =
+            tempfile::Builder::new().prefix("guest-").tempdir_in(&temporary).at("create a directory in", &temporary)?;
         let path = directory.path();
 
         let initramfs = path.join("initramfs");

@@ -119,6 +119,8 @@ pub struct GuestSpec {
     pub machine: String,
     /// How long user space may take to come up.
     pub boot_timeout: Duration,
+    /// Where the run's directory is made, if not among temporary files.
+    pub directory: Option<PathBuf>,
 }
 
 impl GuestSpec {
@@ -144,6 +146,7 @@ impl GuestSpec {
             modules: Vec::new(),
             machine: "q35".to_owned(),
             boot_timeout: Duration::from_secs(120),
+            directory: None,
         }
     }
 

@@ -5,6 +5,7 @@
 //! waits for this; touch a disk's socket, where a connection counts as a VMM. Failure story: libvirt does not start the domain, and
 //! shows the sentence; a domain without amberlog's disks is no business of this.
 
+use super::apparmor;
 use super::domain::socket;
 use super::xml::{self, Element};
 use crate::serve::ask::{CONTROL, Daemon, default_run};
@@ -59,11 +60,37 @@ pub fn run(args: &HookArgs) -> anyhow::Result<()> {
     let mut document = String::new();
     std::io::stdin().take(DOCUMENT_BYTES_MAX).read_to_string(&mut document).context("reading the domain's XML")?;
     let domain = xml::parse(&document).map_err(|sentence| anyhow::anyhow!("{sentence}"))?;
-    check(&args.domain, &domain, || user(&args.qemu_conf, &domain))
+    check(
+        &args.domain,
+        &domain,
+        || user(&args.qemu_conf, &domain),
+        |files| {
+            let conf = std::fs::read_to_string(&args.qemu_conf).unwrap_or_default();
+            confined(Path::new("/"), &args.domain, &domain, &conf, files)
+        },
+    )
 }
 
-/// Looks at all disks of a domain that are amberlog's.
-fn check(name: &str, domain: &Element, user: impl Fn() -> anyhow::Result<User>) -> anyhow::Result<()> {
+/// Whether AppArmor lets the domain's QEMU use these files, on the machine whose root directory is `root`.
+fn confined(root: &Path, name: &str, domain: &Element, conf: &str, files: &[(PathBuf, &str)]) -> anyhow::Result<()> {
+    let refused = apparmor::confines(root, domain, conf).then(|| apparmor::refused(root, domain, files)).flatten();
+    ensure!(
+        refused.is_none(),
+        "AppArmor confines the QEMU of the domain {name}, and no rule lets it use {}: cat /usr/share/doc/amberlog/apparmor/libvirt-qemu >> \
+         /{}, and start the domain again; it would wait for its disks for ever",
+        refused.unwrap_or(root).display(),
+        apparmor::LOCAL
+    );
+    Ok(())
+}
+
+/// Looks at all disks of a domain that are amberlog's. `confined` says what AppArmor keeps from it, of what it has to use.
+fn check(
+    name: &str,
+    domain: &Element,
+    user: impl Fn() -> anyhow::Result<User>,
+    confined: impl Fn(&[(PathBuf, &str)]) -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
     let environment = |variable: &str| {
         let line = domain.find("qemu:commandline")?;
         let named = |element: &&Element| element.name == "qemu:env" && element.get("name").as_deref() == Some(variable);
@@ -114,14 +141,21 @@ fn check(name: &str, domain: &Element, user: impl Fn() -> anyhow::Result<User>) 
         );
         reachable(socket, &user, 0o6, &vm)?;
     }
+    // By the names that the kernel knows them by.
+    let resolved = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    let mut files: Vec<(PathBuf, &str)> = sockets.iter().map(|socket| (resolved(socket), "rw")).collect();
     if let Some(socket) = &shim_socket {
         reachable(socket, &user, 0o6, &vm)?;
+        files.push((resolved(socket), "rw"));
         for library in
             environment("LD_PRELOAD").iter().flat_map(|all| all.split(':')).filter(|path| path.contains("amberlog"))
         {
             reachable(Path::new(library), &user, 0o4, &vm)?;
+            files.push((resolved(Path::new(library)), "mr"));
         }
     }
+    files.extend(memory_directory(domain).map(|area| (area.join("ram"), "rw")));
+    confined(&files)?;
     let is_shared =
         domain.find("memoryBacking").and_then(|backing| backing.find("access")).and_then(|access| access.get("mode"));
     ensure!(
@@ -299,13 +333,38 @@ mod tests {
             "<domain><devices><disk type='vhostuser'><source type='unix' path='/nonexistent/spdk/vhost.0'/></disk></devices></domain>",
         ] {
             let domain = xml::parse(document).expect("it is XML");
-            check("x", &domain, || unreachable!("nobody is looked up")).expect("nothing to say");
+            let nobody = |_: &[(PathBuf, &str)]| unreachable!("nothing is looked at");
+            check("x", &domain, || unreachable!("nobody is looked up"), nobody).expect("nothing to say");
         }
         let ours = "<domain xmlns:qemu='x'><devices><disk type='vhostuser'><source path='/nonexistent/run/web/a.sock'/></disk></devices>\
                     <qemu:commandline><qemu:env name='AMBERLOG_SHIM_SOCKET' value='/nonexistent/run/web/shim.sock'/></qemu:commandline></domain>";
-        let error =
-            check("web", &xml::parse(ours).expect("it is XML"), || Ok(somebody(0, &[]))).expect_err("no daemon");
+        let error = check("web", &xml::parse(ours).expect("it is XML"), || Ok(somebody(0, &[])), |_| Ok(()))
+            .expect_err("no daemon");
         assert!(format!("{error:#}").contains("no daemon answers"), "{error:#}");
+    }
+
+    #[test]
+    fn a_qemu_that_apparmor_keeps_from_its_disks_is_not_started() {
+        let root = tempfile::tempdir().expect("a directory");
+        let write = |name: &str, text: &str| {
+            let path = root.path().join(name);
+            std::fs::create_dir_all(path.parent().expect("a directory")).expect("made");
+            std::fs::write(path, text).expect("written");
+        };
+        let domain = xml::parse("<domain/>").expect("it is XML");
+        let files =
+            [(PathBuf::from("/run/amberlog/web/a.sock"), "rw"), (PathBuf::from("/dev/shm/amberlog-9/web-1/ram"), "rw")];
+        let asked = |conf: &str| confined(root.path(), "web", &domain, conf, &files).map_err(|error| error.to_string());
+        assert_eq!(asked(""), Ok(()), "there is no AppArmor");
+        write("sys/kernel/security/apparmor/profiles", "libvirtd (enforce)\n");
+        let sentence = asked("").expect_err("no rule");
+        assert!(sentence.contains("no rule lets it use /run/amberlog/web/a.sock: cat /usr/share"), "{sentence}");
+        assert!(sentence.contains(" >> /etc/apparmor.d/local/abstractions/libvirt-qemu,"), "{sentence}");
+        assert_eq!(asked("security_driver = \"none\"\n"), Ok(()));
+        write(apparmor::LOCAL, "/run/amberlog/*/*.sock rw,\n");
+        assert!(asked("").expect_err("no rule").contains("no rule lets it use /dev/shm/amberlog-9/web-1/ram"));
+        write(apparmor::LOCAL, include_str!("../../../../packaging/apparmor/libvirt-qemu"));
+        assert_eq!(asked(""), Ok(()));
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //! The daemon is asked what it serves; libvirt is asked through `virsh`, and only by `define`. Must never: change a domain that could
 //! not be changed whole. Failure story: everything is looked at before `virsh define`, which itself takes a document whole or not.
 
+mod apparmor;
 mod domain;
 mod hook;
 mod xml;

@@ -388,6 +388,15 @@ fn problems(vms: &Value, on_battery: bool) -> Vec<String> {
                     text(&disk["name"])
                 ));
             }
+            let is_in_region = disk["placement_effective"] == "nvm" && disk["nvm"]["durability"] == "emulated";
+            if on_battery && is_in_region {
+                problems.push(format!(
+                    "vm {name}, disk {}: the host runs on battery, and a journal of it is in a region of NVM that is memory of the host \
+                     ({}): 'amberlog on-battery' brings it to storage",
+                    text(&disk["name"]),
+                    text(&disk["nvm"]["path"])
+                ));
+            }
             if let Some(seconds) = disk["waits_for_storage_s"].as_u64() {
                 problems.push(format!(
                     "vm {name}, disk {}: its VMM stands still: it wants the disk's queues back, and storage has not answered for {seconds} s",
@@ -642,6 +651,10 @@ mod tests {
         assert!(problems(&held("retain"), false).is_empty() && problems(&held("storage"), true).is_empty());
         let [said] = &problems(&held("copy"), true)[..] else { panic!("one problem") };
         assert!(said.starts_with("vm a, disk d: the host runs on battery"), "{said}");
+        let region = |class: &str| json!([{"vm": "a", "state": "running", "disks": [{"name": "d", "placement_effective": "nvm", "nvm": {"path": "/dev/shm/r", "durability": class}}]}]);
+        assert!(problems(&region("emulated"), false).is_empty() && problems(&region("synced"), true).is_empty());
+        let [said] = &problems(&region("emulated"), true)[..] else { panic!("one problem") };
+        assert!(said.contains("is in a region of NVM that is memory of the host (/dev/shm/r)"), "{said}");
         let waits = "vm c: has been preparing for 90 s; the log says what it waits for";
         assert_eq!(problems(&ill, false), ["vm a: vm a is held", "vm b, disk d: queue 0 is stopped", waits]);
     }

@@ -826,10 +826,14 @@ impl Slot {
             let to = if on_battery { PlacementKind::Storage } else { option.placement };
             let logs = live.journals.logs();
             let mut logs = logs.iter().filter(|log| log.home_disk() == index);
-            let is_in_memory = |placement: PlacementKind| placement.is_held() || placement == PlacementKind::Discard;
+            let region = live.journals.disk(index).options.nvm.clone();
+            let is_lost = |placement: PlacementKind| match placement {
+                PlacementKind::Nvm => region.as_ref().is_some_and(|region| !region.survives_the_host()),
+                _ => placement.is_held() || placement == PlacementKind::Discard,
+            };
             let has_to_move = if on_battery {
                 // One that is to be held from the next mount on would be so on battery.
-                logs.any(|log| is_in_memory(log.placement) || is_in_memory(log.wanted()))
+                logs.any(|log| is_lost(log.placement) || is_lost(log.wanted()))
             } else {
                 (to.is_held() || to == PlacementKind::Nvm) && logs.any(|log| log.placement == PlacementKind::Storage)
             };

@@ -207,6 +207,22 @@ fn a_door_that_is_open_listens_at_another_socket_and_keeps_who_is_inside() {
     drop((found, connection));
 }
 
+/// A socket may not arrive: a process that has no room for one more descriptor is given none.
+#[test]
+fn a_door_whose_socket_does_not_arrive_is_made_by_the_next_worker_or_stays_where_it_is() {
+    let bench = Bench::new();
+    let store = StandIn::default();
+    let mut charge = charge(&store);
+    bench.keep(&mut charge, SERVED, "");
+    let without = Said::Door { disk: 0, name: "a".to_owned() };
+    bench.hear(&mut charge, &without, Vec::new());
+    assert_eq!((charge.doors.len(), charge.kept.all(DOOR)), (0, Vec::new()), "nobody takes it for one that is open");
+    bench.door(&mut charge, 0, "a");
+    bench.hear(&mut charge, &without, Vec::new());
+    assert_eq!((charge.doors.len(), charge.kept.all(DOOR)), (1, vec![("a".to_owned(), "0".to_owned())]));
+    UnixStream::connect(bench.directory.path().join("0.sock")).expect("somebody listens");
+}
+
 #[test]
 fn what_a_worker_says_ends_nobody_else() {
     let bench = Bench::new();

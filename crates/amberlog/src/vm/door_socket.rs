@@ -7,7 +7,7 @@
 use crate::worker::Line;
 use std::io::ErrorKind::NotFound;
 use std::os::fd::AsFd;
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use supervision::Said;
 
@@ -62,12 +62,17 @@ impl DoorSocket {
         }
     }
 
-    /// Gives it its name, where it was made under another one: when the supervisor has heard of it.
+    /// Gives it its name, where it was made under another one: when the supervisor has heard of it, and if it listens there.
     pub(super) fn show(self) {
-        if let Some((from, to)) = self.renamed
-            && let Err(error) = std::fs::rename(&from, &to)
-        {
-            log::error!("disk {}: no VMM finds its door: {error}", self.disk);
+        let DoorSocket { disk, listener, renamed: Some((from, to)), .. } = self else { return };
+        // The supervisor has its own descriptor of this socket, or nobody listens any more.
+        drop(listener);
+        let shown = match UnixStream::connect(&from) {
+            Ok(_) => std::fs::rename(&from, &to),
+            Err(error) => Err(error),
+        };
+        if let Err(error) = shown {
+            log::error!("disk {disk}: no VMM finds its door: {error}");
         }
     }
 }
@@ -75,7 +80,6 @@ impl DoorSocket {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::net::UnixStream;
 
     /// Whoever dies at any moment of it, what has the name is what the door listens at.
     #[test]
@@ -89,11 +93,10 @@ mod tests {
         std::fs::remove_file(&path).expect("removed");
         let again = prepare(true);
         assert!(again.listener.is_some() && !path.exists(), "nobody has heard of it yet");
-        // Its worker dies, and the door listens there by now.
+        // Its worker dies, and the door listens there by now. The next one's socket does not reach the supervisor.
         let third = prepare(true);
         third.show();
-        UnixStream::connect(&path).expect_err("that one's worker is gone");
-        std::fs::remove_file(&path).expect("removed");
+        assert!(!path.exists(), "nobody listens there, and the next worker has to see that");
         let fourth = prepare(true);
         let listener = fourth.listener.as_ref().expect("made").try_clone().expect("a descriptor");
         fourth.show();

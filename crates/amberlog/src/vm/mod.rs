@@ -101,6 +101,19 @@ struct Attached {
     throttle_group: Option<String>,
 }
 
+/// What bounds each disk: those of one group have one bound together.
+fn throttles(attached: &[Attached], now: Instant) -> Vec<Option<Throttle>> {
+    let mut groups: HashMap<&str, Throttle> = HashMap::new();
+    let mut throttles = Vec::new();
+    for disk in attached {
+        let new = || Throttle::new(disk.limits, now);
+        let shared = disk.throttle_group.as_deref();
+        let throttle = shared.map_or_else(new, |group| groups.entry(group).or_insert_with(new).clone());
+        throttles.push((!disk.limits.is_empty()).then_some(throttle));
+    }
+    throttles
+}
+
 /// A VM whose images are locked and whose directory is made.
 pub struct Vm {
     name: String,
@@ -813,7 +826,7 @@ impl Vm {
             attachments: Vec::new(),
             doors: Doors::default(),
         };
-        let mut throttles: HashMap<&str, Throttle> = HashMap::new();
+        let throttles = throttles(&self.attached, Instant::now());
         let mut doors = self.doors.clone();
         // All at once: a guest may wait, and a thread that is started waits for a processor.
         let mut starting = Vec::new();
@@ -824,12 +837,7 @@ impl Vm {
             // As many as the VMM asks for, whatever we would ask for: more than it uses cost nothing.
             config.sandbox.clone_from(&sandbox);
             config.model.clone_from(&self.clients[index]);
-            config.throttle = (!disk.limits.is_empty()).then(|| {
-                let new = || Throttle::new(disk.limits, Instant::now());
-                disk.throttle_group
-                    .as_deref()
-                    .map_or_else(new, |group| throttles.entry(group).or_insert_with(new).clone())
-            });
+            config.throttle.clone_from(&throttles[index]);
             share_with_engine(self.journals.disk(index), image);
             config.write_cache = self.journals.needs_flushes(index, image.size_bytes());
             config.under_way = Some(Arc::clone(&self.under_way));
@@ -1207,5 +1215,56 @@ fn share_with_engine(disk: &placement::Disk, image: &Image) {
              files, as with blocks of 1 KiB, a write to it may take back what is written to those at that moment",
             image.path().display()
         ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn attached(disks: &[&str]) -> anyhow::Result<Vec<Attached>> {
+        let options = VmOptions {
+            name: "db".to_owned(),
+            disks: disks.iter().map(|disk| disk.parse().expect("a disk")).collect(),
+            journal_disks: Vec::new(),
+            shm: PathBuf::from("/dev/shm"),
+            memory_budget_mib: 256,
+            time_scale: 1.0,
+            trust: RemoteTrust::default(),
+            can_migrate: false,
+            sandbox: true,
+            trace: None,
+            samples: None,
+        };
+        options.attach()
+    }
+
+    /// From the words of the configuration to the buckets: what one disk of a group has taken, the other one waits for.
+    #[test]
+    fn disks_of_a_group_have_one_bound_together_and_others_their_own() {
+        let start = Instant::now();
+        let bound = "iops=10,iops-burst=1";
+        let disks = ["throttle-group=slow", "throttle-group=slow", "name=c", "throttle-group=other", "name=e"];
+        let mut disks: Vec<String> =
+            disks.iter().enumerate().map(|(at, more)| format!("{at}.img,{bound},{more}")).collect();
+        disks.push("free.img".to_owned());
+        let disks: Vec<&str> = disks.iter().map(String::as_str).collect();
+        let throttles = throttles(&attached(&disks).expect("disks"), start);
+        let waits = || throttles.iter().map(|throttle| throttle.as_ref()?.wait(start)).collect::<Vec<_>>();
+        assert_eq!(waits(), [None; 6]);
+        let take = |disk: usize, operations: u64| {
+            let throttle = throttles[disk].as_ref().expect("it is bounded");
+            (0..operations).for_each(|_| throttle.take(0));
+        };
+        take(0, 2);
+        take(1, 4);
+        let both = Some(Duration::from_millis(500));
+        assert_eq!(waits(), [both, both, None, None, None, None], "6 of 1 together, at 10 a second");
+        take(3, 2);
+        let own = Some(Duration::from_millis(100));
+        assert_eq!(waits(), [both, both, None, own, None, None]);
+        assert!(throttles[5].is_none(), "nothing bounds it");
+        let error = attached(&["a,iops=10,throttle-group=x", "b,iops=11,throttle-group=x"]).err().expect("two bounds");
+        assert!(error.to_string().contains("share throttle-group=x, and have other bounds"), "{error}");
     }
 }

@@ -4,14 +4,19 @@ use crate::serve::{Daemon, write_config};
 use crate::support::*;
 use crate::worker::kill_nine;
 use guest_kit::Guest;
+use guest_kit::evidence::RecordLayout;
 use guest_kit::image::ExtRecipe;
 use serde_json::Value;
+use std::path::PathBuf;
 use std::time::Instant;
 
 fn requests(daemon: &Daemon) -> u64 {
-    let io = daemon.wait_state("db", "running")["disks"][0]["io"].clone();
-    let count = |key: &str| io[key].as_u64().unwrap();
-    count("read_requests") + count("write_requests") + count("discard_requests") + count("write_zeroes_requests")
+    let entry = daemon.wait_state("db", "running");
+    let of = |disk: &Value| {
+        let count = |key: &str| disk["io"][key].as_u64().unwrap();
+        count("read_requests") + count("write_requests") + count("discard_requests") + count("write_zeroes_requests")
+    };
+    entry["disks"].as_array().unwrap().iter().map(of).sum()
 }
 
 #[test]
@@ -91,4 +96,49 @@ fn a_disk_grows_and_is_bounded_under_its_guest() {
     assert_records(&file_system, "/records", "records", &layout, &reported);
     let bytes = std::fs::read(&image).unwrap();
     assert!(bytes[196607 * 512..].starts_with(b"grown-196608\n"), "the guest's last sector is the image's");
+}
+
+/// Two disks of one group, both of which their guest keeps busy, pass no more together than one of them may.
+#[test]
+fn disks_of_a_group_keep_to_its_bound_together() {
+    let bench = Bench::new();
+    let images = ["one", "two"].map(|name| bench.path(name));
+    let file_systems = images.each_ref().map(|image| ExtRecipe::ext4(64, 8).make(image).unwrap());
+    let config = write_config(&bench, &[]);
+    let disk = |image: &PathBuf| format!("{},iops=20,iops-burst=2,throttle-group=both", image.display());
+    let text = format!("[[vm]]\nname = \"db\"\ndisks = {:?}\n", images.each_ref().map(disk));
+    std::fs::write(&config, std::fs::read_to_string(&config).unwrap() + &text).unwrap();
+    let daemon = Daemon::start(&bench, &config);
+    let layouts = [overwritten(3), overwritten(4)];
+    let writer =
+        |disk: &str, layout: &RecordLayout| record_writer(&format!("/{disk}/{disk}"), disk, layout, "--forever");
+    let script = format!(
+        "mkdir /a /b
+         mount -t ext4 -o data=journal /dev/vda /a && mount -t ext4 -o data=journal /dev/vdb /b || fail mount
+         mkdir /a/a /b/b
+         {} &
+         {}",
+        writer("a", &layouts[0]),
+        writer("b", &layouts[1])
+    );
+    let mut guest = Guest::start(daemon.spec("db", script)).unwrap();
+    let mut more = |records: u64| {
+        for stream in ["a", "b"] {
+            guest.wait_acknowledged(stream, guest.acknowledged(stream).last.unwrap_or(0) + records, LIMIT).unwrap();
+        }
+    };
+    more(2);
+    let before = requests(&daemon);
+    let began = Instant::now();
+    more(6);
+    let passed = requests(&daemon) - before;
+    // The burst, and an operation of each disk that found something left.
+    let most = 20.0 * began.elapsed().as_secs_f64() + 4.0;
+    assert!(passed as f64 <= most, "{passed} requests passed, and {most} may have");
+    guest.kill_qemu().unwrap();
+    daemon.wait_state("db", "waiting");
+    let reported = guest.final_report();
+    for ((file_system, stream), layout) in file_systems.iter().zip(["a", "b"]).zip(&layouts) {
+        assert_records(file_system, &format!("/{stream}"), stream, layout, &reported);
+    }
 }

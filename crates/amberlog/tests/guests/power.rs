@@ -73,3 +73,59 @@ fn on_battery_what_is_acknowledged_is_on_storage() {
     replay_left(&second);
     assert_consistent(&fs_second);
 }
+
+/// A region of NVM in tmpfs is lost with the host's power as its memory is: a journal there goes to storage, and comes back.
+#[test]
+fn on_battery_a_journal_leaves_a_region_that_is_lost_with_the_power() {
+    let bench = Bench::new();
+    let (image, region) = (bench.path("n.img"), bench.area().join("region"));
+    let file_system = ExtRecipe::ext4(64, 8).make(&image).unwrap();
+    let disk = format!("{},placement=nvm={},nvm-size=16", image.display(), region.display());
+    let config = write_config(&bench, &[("n", disk)]);
+    let daemon = Daemon::start(&bench, &config);
+    let layout = overwritten(32);
+    let script = format!(
+        "exec 5</dev/ttyS1
+        mount -t ext4 -o data=journal /dev/vda /mnt || fail mount
+        mkdir /mnt/a /mnt/b
+        {} & writer=$!
+        read -r line <&5
+        kill $writer; wait $writer
+        umount /mnt || fail umount
+        mount -t ext4 -o data=journal /dev/vda /mnt || fail 'second mount'
+        mark again
+        {}",
+        record_writer("/mnt/a", "a", &layout, "--forever"),
+        record_writer("/mnt/b", "b", &layout, "--forever"),
+    );
+    let mut guest = Guest::start(daemon.spec("n", script)).unwrap();
+    guest.wait_acknowledged("a", 20, LIMIT).unwrap();
+    let placement = || daemon.wait_state("n", "running")["disks"][0]["placement_effective"].clone();
+    assert_eq!(placement(), "nvm");
+
+    // While nobody has moved it, that is said.
+    std::fs::write(bench.path("run/on-battery"), "").unwrap();
+    let health = daemon.ask(&["health"]);
+    assert!(text(&health.stdout).contains("a region of NVM that is memory of the host"), "{}", text(&health.stdout));
+    let output = daemon.ask(&["on-battery"]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!(text(&output.stdout).contains("n, disk0: storage (done)"), "{}", text(&output.stdout));
+    assert_eq!(placement(), "storage");
+    assert_eq!(text(&daemon.ask(&["health"]).stdout), "all is well\n");
+    guest.wait_acknowledged("a", guest.acknowledged("a").count + 20, LIMIT).unwrap();
+    guest.freeze().unwrap();
+    assert_survives_the_host(&bench, &image, "/a", &layout, &guest.reported());
+    guest.thaw().unwrap();
+
+    let output = daemon.ask(&["on-mains"]);
+    assert!(text(&output.stdout).contains("n, disk0: nvm (from the next mount on)"), "{}", text(&output.stdout));
+    guest.tell("again").unwrap();
+    guest.wait_mark("again", LIMIT).unwrap();
+    guest.wait_acknowledged("b", 20, LIMIT).unwrap();
+    assert_eq!(placement(), "nvm");
+    guest.kill_qemu().unwrap();
+    daemon.wait_state("n", "waiting");
+    let reported = guest.final_report();
+    assert_consistent(&file_system);
+    assert_records(&file_system, "/b", "b", &layout, &reported);
+}

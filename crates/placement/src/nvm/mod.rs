@@ -309,6 +309,11 @@ impl NvmDisk {
         self.durability
     }
 
+    /// Whether what is in it is there after a loss of the host's power, as far as its memory or storage keeps that.
+    pub fn survives_the_host(&self) -> bool {
+        self.durability != Durability::Emulated
+    }
+
     fn lock(&self, slot: usize) -> MutexGuard<'_, State> {
         self.slots[slot].state.lock().expect("no panic under this lock")
     }

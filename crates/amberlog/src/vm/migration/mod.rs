@@ -20,6 +20,7 @@ use block_device::{Begin, DeviceHandle, Gate, Image};
 use block_route::{Route, Start};
 use image_file::Seal;
 use placement::{Change, Journals, PlacementKind};
+use rustix::process::{Uid, geteuid};
 use serde_json::{Value, json};
 use state::{Holds, Pause, State, Taken, Task};
 use std::collections::BTreeMap;
@@ -85,9 +86,8 @@ pub fn why_not(options: &VmOptions) -> Option<String> {
     None
 }
 
-/// Why an image cannot be sealed for another host, if so: who seals it sets its times, which is for its owner.
-fn why_unsealed(image: &Image) -> Option<String> {
-    let own = rustix::process::geteuid();
+/// Why an image cannot be sealed for another host by this user, if so: who seals it sets its times, which is for its owner.
+fn why_unsealed(image: &Image, own: Uid) -> Option<String> {
     let owner = image.file().metadata().ok()?.uid();
     let path = image.path().display();
     (!image.is_read_only() && !own.is_root() && owner != own.as_raw()).then(|| {
@@ -342,7 +342,7 @@ impl Migration {
             Holds::Awaited => "awaited",
             Holds::Lost(_) => "lost",
         };
-        let why_not = self.distrusted().or_else(|| self.images.iter().find_map(|image| why_unsealed(image)));
+        let why_not = self.distrusted().or_else(|| self.images.iter().find_map(|image| why_unsealed(image, geteuid())));
         let on_storage = self.journals.check_left().is_ok();
         json!({
             "possible": why_not.is_none(),
@@ -926,5 +926,29 @@ impl Gate for DiskGate {
 
     fn logging(&self, is_logging: bool) {
         self.migration.logging(self.disk, is_logging);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use block_device::ImageOptions;
+
+    #[test]
+    fn only_its_owner_and_root_can_seal_an_image_for_another_host() {
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        file.as_file().set_len(1 << 20).expect("a length");
+        let owner = file.as_file().metadata().expect("there").uid();
+        let of = |uid: u32| Uid::from_raw(uid);
+        let image = Image::open(file.path(), ImageOptions::default()).expect("an image");
+        assert_eq!(why_unsealed(&image, of(owner)), None);
+        assert_eq!(why_unsealed(&image, Uid::ROOT), None);
+        let said = why_unsealed(&image, of(owner + 1)).expect("it is somebody else's");
+        assert!(said.contains("belongs to another user") && said.contains(&format!("chown {} ", owner + 1)), "{said}");
+        drop(image);
+        // Nobody seals what is only read.
+        let reader = ImageOptions { read_only: true, ..ImageOptions::default() };
+        let image = Image::open(file.path(), reader).expect("an image");
+        assert_eq!(why_unsealed(&image, of(owner + 1)), None);
     }
 }
