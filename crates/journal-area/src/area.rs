@@ -252,11 +252,11 @@ impl Inner {
         self.room_bytes.map_or(self.budget_bytes, |room| room.min(self.budget_bytes))
     }
 
-    /// How much may be copied for nothing but speed: never so much that what has to be copied finds no room in the budget.
+    /// How much may be copied for nothing but speed: half of what is left at most, so that what has to be copied finds room.
     fn allow_copies(&mut self) {
-        let most = (self.most_bytes() / 2).min(COPIES_BYTES_MAX);
+        let most = self.most_bytes().saturating_sub(self.held_bytes());
         let copied: u64 = self.logs().map(|jcb| jcb.pool.used_bytes()).sum();
-        self.pages.allow_copies(most.saturating_sub(copied));
+        self.pages.allow_copies((most / 2).min(COPIES_BYTES_MAX.saturating_sub(copied)));
     }
 }
 

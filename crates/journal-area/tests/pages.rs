@@ -222,6 +222,20 @@ fn pages_with_few_neighbours_are_copied_while_copies_are_allowed() {
     }
 }
 
+/// What the VM holds already, for whatever reason, leaves less for copies that need not be.
+#[test]
+fn pages_with_few_neighbours_are_copied_of_what_is_left_alone() {
+    // A first copy takes memory for 64 of them.
+    let mut rig = Rig::with_budget(312 << 10);
+    rig.area.set_hot_pages(HotPages::Lone);
+    (0..PAGES).for_each(|page| rig.fill(PageId(page), page as u8 + 1));
+    let before = rig.area.memory().held_bytes;
+    rig.commit(&[(10, PageId(2)), (11, PageId(3)), (12, PageId(4))]);
+    assert!([2, 3, 4].iter().all(|page| !rig.memory.is_retained(PageId(*page))), "there was room, {before}");
+    rig.commit(&[(20, PageId(8)), (21, PageId(9)), (22, PageId(10))]);
+    assert!([8, 9, 10].iter().all(|page| rig.memory.is_retained(PageId(*page))), "{}", rig.area.memory().held_bytes);
+}
+
 /// A page need not be copied: where there is no memory for a copy, it is retained.
 #[test]
 fn pages_with_few_neighbours_are_retained_where_there_is_no_memory() {

@@ -390,10 +390,6 @@ impl Running {
         let mut words: Vec<OsString> = vec![program::workspace_binary("amberlog")?.into(), "run".into()];
         let mut disk = image.clone().into_os_string();
         disk.push(format!(",name=data,placement={}", mode.placement()));
-        if mode.is_retained() {
-            // As the paper: what can be retained is, but for what is about to be written to again. The default copies more, for speed.
-            disk.push(",hot-pages=foreseen");
-        }
         if let Some(options) = mode.nvm_options() {
             disk.push("=");
             disk.push(self.tmpfs.path().join(format!("nvm-{number}")));

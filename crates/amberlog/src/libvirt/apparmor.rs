@@ -24,14 +24,15 @@ const CHOICES_MAX: usize = 64;
 pub fn confines(root: &Path, domain: &Element, qemu_conf: &str) -> bool {
     let setting = |key: &str| {
         let of = qemu_conf.lines().find_map(|line| line.split_once('=').filter(|(name, _)| name.trim() == key));
-        of.map(|(_, value)| value.trim().to_owned())
+        of.map(|(_, value)| value.split('#').next().unwrap_or_default().trim().to_owned())
     };
     let is_other = setting("security_driver").is_some_and(|driver| !driver.contains("apparmor"));
     let label = domain
         .elements()
         .find(|element| element.name == "seclabel" && element.get("model").is_none_or(|model| model == "apparmor"));
     let is_free = match label.and_then(|label| label.get("type")) {
-        Some(kind) => kind == "none",
+        // "static" is a profile of the administrator's own, of which nothing is known here.
+        Some(kind) => kind != "dynamic",
         None => setting("security_default_confined").is_some_and(|value| value == "0"),
     };
     // "libvirtd (enforce)"; in older ones its path.
@@ -66,8 +67,39 @@ fn rules(root: &Path, domain: &Element) -> Vec<Rule> {
         let more = std::fs::read_dir(root.join(format!("{directory}.d"))).into_iter().flatten().flatten();
         files.extend(more.map(|file| file.path()));
     }
-    let texts = files.iter().filter_map(|file| read_to_string(file).ok());
-    texts.flat_map(|text| text.lines().filter_map(Rule::parse).collect::<Vec<_>>()).collect()
+    let shipped = root.join(ABSTRACTION);
+    let mut rules = vec![Rule::of("/{usr/,}lib{,32,64}/**", "mr")];
+    for file in files {
+        let Ok(text) = read_to_string(&file) else { continue };
+        rules.extend(text.lines().filter_map(Rule::parse));
+        // libvirt's own file includes what its base rule above stands for, and what is read here besides. Another's may include anything.
+        if file != shipped && text.lines().any(is_beyond_us) {
+            rules.push(Rule::of("/**", EVERYTHING));
+        }
+    }
+    rules
+}
+
+/// Every letter that is asked for.
+const EVERYTHING: &str = "rwkmlaix";
+
+/// Whether a line of a profile may let pass what is not read here: another file, a rule over several lines, a profile that only complains.
+fn is_beyond_us(line: &str) -> bool {
+    let line = line.trim();
+    let line = line.split(" #").next().unwrap_or_default().trim();
+    let include = line.strip_prefix('#').unwrap_or(line).strip_prefix("include");
+    if let Some(included) = include.filter(|rest| rest.starts_with([' ', '\t'])) {
+        let known = ["abstractions/libvirt-qemu>", "tunables/global>", ".files>"];
+        return !known.iter().any(|name| included.trim_end().ends_with(name));
+    }
+    if line.is_empty() || line.starts_with('#') {
+        return false;
+    }
+    let is_profile = line.ends_with('{') || line == "}";
+    let is_definition = line.starts_with("@{") && line.contains('=');
+    line.contains("complain")
+        || matches!(line, "file," | "all," | "allow file," | "allow all,")
+        || !(line.ends_with(',') || is_profile || is_definition)
 }
 
 /// A rule about files.
@@ -79,6 +111,12 @@ struct Rule {
 }
 
 impl Rule {
+    fn of(path: &str, permissions: &str) -> Self {
+        let mut patterns = Vec::new();
+        expand(path, &mut patterns);
+        Rule { patterns, permissions: permissions.to_owned() }
+    }
+
     /// Nothing for a line that is about something else.
     fn parse(line: &str) -> Option<Self> {
         let line = line.trim();
@@ -223,6 +261,8 @@ mod tests {
         assert!(!host.confines(&labelled("type='none'"), ""));
         assert!(host.confines(&labelled("type='none' model='dac'"), ""));
         assert!(host.confines(&labelled("type='dynamic' model='apparmor'"), "security_default_confined = 0\n"));
+        assert!(!host.confines(&labelled("type='static' model='apparmor'"), ""));
+        assert!(!host.confines(DOMAIN, "security_default_confined = 0 # as on all our hosts\n"));
         for (profiles, is) in [
             ("/usr/sbin/libvirtd (complain)\n", true),
             ("virtqemud (enforce)\n", true),
@@ -248,7 +288,8 @@ mod tests {
             ("/dev/userfaultfd", "rw"),
         ];
         let host = Host::new();
-        assert!(needed.iter().all(|(file, wanted)| host.refused(file, wanted)));
+        // Libraries may be loaded whatever there is.
+        assert!(needed.iter().all(|(file, wanted)| host.refused(file, wanted) != file.starts_with("/usr/lib/")));
         host.write(LOCAL, OURS);
         for (file, wanted) in needed {
             assert!(!host.refused(file, wanted), "{file}");
@@ -285,5 +326,29 @@ mod tests {
             host.write(name, rule);
             assert_eq!(host.refused(socket, "rw"), is_refused, "{name}: {rule}");
         }
+    }
+
+    /// A domain that AppArmor lets start is never kept from it: what is not understood lets everything pass.
+    #[test]
+    fn what_is_not_understood_lets_everything_pass() {
+        let socket = "/run/amberlog/web/disk0.sock";
+        for rules in [
+            "  include <local/ours>\n",
+            "#include <abstractions/amberlog-of-ours>\n",
+            "  file,\n",
+            "  all,\n",
+            "  /run/amberlog/**\n    rw,\n",
+        ] {
+            let host = Host::new();
+            host.write(LOCAL, rules);
+            assert!(!host.refused(socket, "rw"), "{rules}");
+        }
+        let host = Host::new();
+        let template = "#include <tunables/global>\n\nprofile LIBVIRT_TEMPLATE flags=(attach_disconnected) {\n  #include <abstractions/libvirt-qemu>\n}\n";
+        host.write("etc/apparmor.d/libvirt/TEMPLATE.qemu", template);
+        host.write(LOCAL, "# Site-specific rules.\n/srv/images/** rwk,\n");
+        assert!(host.refused(socket, "rw"), "these say nothing of it");
+        host.write("etc/apparmor.d/libvirt/TEMPLATE.qemu", &template.replace("attach_disconnected", "complain"));
+        assert!(!host.refused(socket, "rw"));
     }
 }

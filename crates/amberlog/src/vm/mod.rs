@@ -41,7 +41,7 @@ use migration::{Beginning, KeptMigration, Migration, Working};
 use model::{ModelChoice, Models};
 use observer::DiskObserver;
 pub use observer::VmObserver;
-use placement::{AreaDirectory, DiskOptions, DiskRoute, HotPages, Journals, JournalsOptions, PlacementKind};
+use placement::{AreaDirectory, DiskOptions, DiskRoute, Journals, JournalsOptions, PlacementKind};
 use samples::Samples;
 use sandbox::Sandbox;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -221,8 +221,9 @@ pub enum Starter {
 impl VmOptions {
     /// What its disks wish of all its logs; of several that differ, the last one's wish.
     fn choose_hot_pages(&self, journals: &Journals) {
-        let wish = self.disks.iter().filter_map(|disk| disk.hot_pages).next_back();
-        journals.area.set_hot_pages(wish.unwrap_or(HotPages::Lone));
+        if let Some(rule) = self.disks.iter().filter_map(|disk| disk.hot_pages).next_back() {
+            journals.area.set_hot_pages(rule);
+        }
     }
 
     /// Its images, journal disks last, and whether they are only read.

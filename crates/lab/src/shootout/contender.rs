@@ -160,7 +160,7 @@ const ALL: [(&str, FileSystem, &str, Served); 27] = [
     ("retain-5-ordered", EXT4, "data=ordered", Served::Amberlog("retain,durable-within=5")),
     ("retain-never-hot", EXT4, "data=journal", Served::Amberlog("retain,hot-pages=never")),
     ("retain-faulted-hot", EXT4, "data=journal", Served::Amberlog("retain,hot-pages=faulted")),
-    ("retain-foreseen-hot", EXT4, "data=journal", Served::Amberlog("retain,hot-pages=foreseen")),
+    ("retain-lone-hot", EXT4, "data=journal", Served::Amberlog("retain,hot-pages=lone")),
     ("copy", EXT4, "data=journal", Served::Amberlog("copy")),
     ("nvm", EXT4, "data=journal", Served::Amberlog("nvm")),
     ("remote", EXT4, "data=journal", Served::Amberlog("remote")),

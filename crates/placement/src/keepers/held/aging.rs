@@ -1544,9 +1544,10 @@ impl Held {
         let mut state = self.state();
         (state.is_doubted, state.failed_flushes) = (doubt.is_doubted, log.home.failed_flushes());
         // A commit that waited when storage failed is not durable, and was to be told so.
-        let has_failed = doubt.is_doubted && log.home.durable_within().is_some_and(|within| within.is_zero());
         // So was one that waited when durability ended for another reason: it is held, and nothing else tells it from one that was answered.
-        state.owes_errors = has_failed || doubt.owes_errors;
+        // Where nobody wants that any more, a commit that is held is good.
+        let is_wanted = log.home.durable_within().is_some_and(|within| within.is_zero());
+        state.owes_errors = is_wanted && (doubt.is_doubted || doubt.owes_errors);
     }
 
     /// It stays here after all.
