@@ -295,7 +295,7 @@ impl Bench<'_> {
         }
         let mounts = self.run(&["cat", &format!("/proc/{pid}/mountinfo")])?;
         let options = |place: &str| {
-            let of = mounts.lines().filter(|line| line.split(' ').nth(4) == Some(place)).next_back();
+            let of = mounts.lines().rfind(|line| line.split(' ').nth(4) == Some(place));
             of.and_then(|line| line.split(' ').nth(5))
                 .unwrap_or_default()
                 .split(',')
