@@ -13,7 +13,15 @@ const SMALL: StoreOptions =
     StoreOptions { segment_bytes: 128 << 10, space_bytes_max: 4 << 20, journal_bytes_max: 8 << 20 };
 
 fn open(path: &Path) -> Result<Store<Directory>, StoreError> {
-    Store::open(Directory::open(path).expect("a directory"), SMALL, 77)
+    // A program that another test starts at this moment has the lock's descriptor until it is executed.
+    let directory = (0..200).find_map(|_| {
+        let directory = Directory::open(path).ok();
+        if directory.is_none() {
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+        directory
+    });
+    Store::open(directory.expect("a directory"), SMALL, 77)
 }
 
 fn name(journal: u8) -> String {
