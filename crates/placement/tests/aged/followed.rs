@@ -448,7 +448,9 @@ fn a_commit_that_is_asked_for_again_waits() {
 /// Where it cannot become durable, it fails: under the worker that sees storage fail, and under the next one.
 #[test]
 fn with_no_age_a_commit_fails_that_cannot_become_durable() {
-    for (dies_again, settles_first) in [(false, false), (false, true), (true, true)] {
+    for (dies_again, settles_first, says_it) in
+        [(false, false, true), (false, true, true), (true, true, true), (true, true, false)]
+    {
         let mut guest = Guest::new(2, Some(Duration::ZERO));
         guest.commit();
         guest.settle();
@@ -462,6 +464,12 @@ fn with_no_age_a_commit_fails_that_cannot_become_durable() {
             // It has seen storage fail, and its guest was told nothing.
             guest.settle();
         }
+        if !says_it {
+            // It was killed when it had written down that storage failed and nothing else, or is of a build that says no more.
+            let id = guest.rig.journals.logs()[0].id;
+            guest.rig.journals.area.note_doubt(id, |doubt| doubt.owes_errors = false);
+            assert!(guest.rig.journals.area.adopted(id).expect("it is open").doubt.is_doubted);
+        }
         if dies_again {
             guest.rig.fails = false;
             guest.die().expect("another one goes on");
@@ -474,7 +482,7 @@ fn with_no_age_a_commit_fails_that_cannot_become_durable() {
         assert_eq!(
             (guest.acknowledged, guest.failures),
             (1, 1),
-            "dies again: {dies_again}, settles first: {settles_first}"
+            "dies again: {dies_again}, settles first: {settles_first}, says it: {says_it}"
         );
         assert!(guest.asked.is_empty() && guest.rig.within_s().is_none());
         guest.rig.judge();
