@@ -32,11 +32,11 @@ pub enum HotPages {
     /// behind the file's end once more (Linux: `ext4_bio_write_folio`, before that `block_write_full_page`). A file has one such
     /// block, so of a tree of small files it is every second or third one. Tables of inodes that are not full end so too, and are
     /// written to again anyway.
-    #[default]
     Foreseen,
     /// These, and those in pages with few neighbours among the pages that are retained with them, as long as copies are allowed
     /// ([`Pages::allow_copies`]). Protecting is a call for each run of neighbouring pages, for which every processor of the guest gives up
     /// what it knows of its page tables: where a run is short, that takes longer than to copy it.
+    #[default]
     Lone,
 }
 

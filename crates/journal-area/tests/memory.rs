@@ -34,6 +34,8 @@ struct Rig {
     builder: LogBuilder,
     live: Vec<Live>,
     next: u64,
+    /// Pages from one block of a transaction to the next.
+    page_stride: u64,
     directory: tempfile::TempDir,
 }
 
@@ -62,7 +64,7 @@ impl Rig {
         let (_, format) = Superblock::parse(&raw).expect("valid");
         assert_eq!(area.superblock_written(log, &raw).expect("held"), SuperblockEffect::Opened);
         let builder = LogBuilder::new(format, 1, 1);
-        Rig { memory, area, log, superblock, builder, live: Vec::new(), next: 0, directory }
+        Rig { memory, area, log, superblock, builder, live: Vec::new(), next: 0, page_stride: 1, directory }
     }
 
     /// Commits `count` blocks that were never committed before.
@@ -76,7 +78,7 @@ impl Rig {
     fn writes(&mut self, count: u32) -> Vec<LogWrite> {
         let blocks: Vec<(u64, PageId)> = (self.next..self.next + u64::from(count))
             // Far apart, as files are, and at the end of the file system.
-            .map(|number| (HOME_BLOCKS - 1 - number * 11, PageId((number % u64::from(PAGES)) as u32)))
+            .map(|number| (HOME_BLOCKS - 1 - number * 11, PageId((number * self.page_stride % u64::from(PAGES)) as u32)))
             .collect();
         self.next += u64::from(count);
         self.live.push(Live { begins: (self.builder.position, self.builder.sequence), blocks: blocks.clone() });
@@ -182,6 +184,34 @@ fn tables_go_with_the_live_part_of_the_log() {
     rig.area.close(rig.log);
     assert_eq!(rig.table_file_bytes(), 4096, "the header");
     assert!(opened < FIXED_BYTES);
+}
+
+/// Pages without neighbours are copied for speed alone, up to a bound over all commits: what is beyond it is retained, until copies have
+/// gone home.
+#[test]
+fn copies_for_speed_alone_are_bounded() {
+    const COPIES_MAX: u64 = (32 << 20) / BLOCK as u64;
+    let mut rig = Rig::new();
+    rig.area.set_hot_pages(HotPages::Lone);
+    rig.page_stride = 2;
+    for page in (0..PAGES).step_by(2) {
+        rig.memory.simulated_guest_write(PageId(page), BLOCK - 8, &[1; 8]);
+    }
+    let mut committed = 0;
+    for _ in 0..5 {
+        rig.commit(2000);
+        committed += 2000;
+        let counters = rig.area.counters(rig.log);
+        assert_eq!(counters.pages_copied + counters.pages_protected, committed);
+        assert!(counters.pages_copied <= COPIES_MAX, "{} pages are copied", counters.pages_copied);
+    }
+    let full = rig.area.counters(rig.log);
+    assert!(full.pages_copied > COPIES_MAX - 16 && full.pages_protected > 1000, "{full:?}");
+    rig.checkpoint();
+    rig.commit(1900);
+    let counters = rig.area.counters(rig.log);
+    assert_eq!(counters.pages_protected, full.pages_protected, "there is room for copies again");
+    rig.area.check().expect("the books are right");
 }
 
 /// With a tmpfs that somebody else fills, a log goes on: what cannot be named goes to its own place on storage, and is known to be there.

@@ -390,6 +390,10 @@ impl Running {
         let mut words: Vec<OsString> = vec![program::workspace_binary("amberlog")?.into(), "run".into()];
         let mut disk = image.clone().into_os_string();
         disk.push(format!(",name=data,placement={}", mode.placement()));
+        if mode.is_retained() {
+            // As the papers have it: what can stay in the guest's pages does, as long as nothing speaks against that page.
+            disk.push(",hot-pages=foreseen");
+        }
         if let Some(options) = mode.nvm_options() {
             disk.push("=");
             disk.push(self.tmpfs.path().join(format!("nvm-{number}")));

@@ -137,7 +137,7 @@ pub(super) fn described(name: &str) -> Option<[String; 3]> {
 const EXT4: FileSystem = FileSystem::Ext4 { features: "" };
 const PLAIN: Served = Served::Amberlog("storage");
 
-const ALL: [(&str, FileSystem, &str, Served); 27] = [
+const ALL: [(&str, FileSystem, &str, Served); 28] = [
     ("ext4-ordered", EXT4, "data=ordered", PLAIN),
     ("ext4-journal", EXT4, "data=journal", PLAIN),
     ("ext4-fast-commit", FileSystem::Ext4 { features: "fast_commit" }, "data=ordered", PLAIN),
@@ -160,6 +160,7 @@ const ALL: [(&str, FileSystem, &str, Served); 27] = [
     ("retain-5-ordered", EXT4, "data=ordered", Served::Amberlog("retain,durable-within=5")),
     ("retain-never-hot", EXT4, "data=journal", Served::Amberlog("retain,hot-pages=never")),
     ("retain-faulted-hot", EXT4, "data=journal", Served::Amberlog("retain,hot-pages=faulted")),
+    ("retain-foreseen-hot", EXT4, "data=journal", Served::Amberlog("retain,hot-pages=foreseen")),
     ("retain-lone-hot", EXT4, "data=journal", Served::Amberlog("retain,hot-pages=lone")),
     ("copy", EXT4, "data=journal", Served::Amberlog("copy")),
     ("nvm", EXT4, "data=journal", Served::Amberlog("nvm")),

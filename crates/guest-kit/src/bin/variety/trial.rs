@@ -348,7 +348,9 @@ impl<'a> Trial<'a> {
             }
             Server::Amberlog(placement) => {
                 let mut disk = OsString::from(image);
-                disk.push(format!(",placement={}", option_of(placement, &regions.join("region"), image)));
+                // Mistakes with protected pages show where most pages are protected.
+                let rule = pick(&mut Random::of(self.seed, 5), &["never", "foreseen", "lone"]);
+                disk.push(format!(",placement={}", option_of(placement, rule, &regions.join("region"), image)));
                 if let Some(server) = &journal_server {
                     disk.push(format!("={}", server.journal()));
                     words.push("--remote-insecure".into());
@@ -570,16 +572,17 @@ fn acknowledged(reported: &Reported, stream: &str) -> Option<u64> {
     reported.acknowledged.get(stream)?.last
 }
 
-/// The placement as an option of a disk with this image.
-fn option_of(placement: &str, region: &Path, image: &Path) -> String {
+/// The placement as an option of a disk with this image; where it holds blocks in the guest's pages, with this rule for which are copied.
+fn option_of(placement: &str, rule: &str, region: &Path, image: &Path) -> String {
     match placement {
         "nvm" => {
             // The largest journals are a quarter of their images, and a region has to have half of that.
             let image_mib = std::fs::metadata(image).map_or(0, |metadata| metadata.len() >> 20);
             format!("nvm={},nvm-size={}", region.display(), (image_mib / 6).max(64))
         }
-        "durable" => "retain,durable-within=1".to_owned(),
-        "durable-0" => "retain,durable-within=0".to_owned(),
+        "retain" => format!("retain,hot-pages={rule}"),
+        "durable" => format!("retain,durable-within=1,hot-pages={rule}"),
+        "durable-0" => format!("retain,durable-within=0,hot-pages={rule}"),
         placement => placement.to_owned(),
     }
 }
