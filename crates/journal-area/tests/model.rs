@@ -10,8 +10,8 @@ use guest_memory::{
 use jbd2::build::{LogBuilder, SuperblockBuilder, Transaction};
 use jbd2::{Checksum, Content as LogContent, Features, LogRead, Plan, Superblock};
 use journal_area::{
-    Content, FoundLog, Holding, HomeWrite, HostWrite, JournalArea, LogId, LogShape, LogWrite, NotHome, Outside, Over,
-    Past, Pressure, Source, SuperblockEffect,
+    Content, FoundLog, Holding, HomeWrite, HostWrite, HotPages, JournalArea, LogId, LogShape, LogWrite, NotHome,
+    Outside, Over, Past, Pressure, Source, SuperblockEffect,
 };
 use proptest::prelude::*;
 use std::cell::RefCell;
@@ -108,6 +108,7 @@ struct Guest {
     memory: Arc<VmMemory>,
     table: MemoryTable,
     area: Arc<JournalArea>,
+    rule: HotPages,
     log: LogId,
     superblock: SuperblockBuilder,
     builder: LogBuilder,
@@ -190,7 +191,7 @@ fn map(directory: &Path) -> (Arc<VmMemory>, MemoryTable) {
 }
 
 impl Guest {
-    fn new(checksum: Checksum, holding: Holding, first: u32) -> Self {
+    fn new(checksum: Checksum, holding: Holding, first: u32, rule: HotPages) -> Self {
         // As another case may have left it that failed.
         simulated_room::set_full(false);
         simulated_kill::set_look(None);
@@ -199,6 +200,7 @@ impl Guest {
         ram.set_len(u64::from(PAGES) * BLOCK as u64).expect("a length");
         let (memory, table) = map(directory.path());
         let area = JournalArea::new(&memory, u64::MAX);
+        area.set_hot_pages(rule);
         let log = area.make_log(directory.path(), "log", shape(first), holding, Vec::new()).expect("a log");
         let superblock = SuperblockBuilder {
             maxlen: first + LOG_BLOCKS,
@@ -216,6 +218,7 @@ impl Guest {
             memory,
             table,
             area,
+            rule,
             log,
             superblock,
             builder,
@@ -259,6 +262,7 @@ impl Guest {
         (self.memory, self.table) = map(&directory);
         self.memory.protect(&left.protected).expect("simulated");
         self.area = JournalArea::new(&self.memory, u64::MAX);
+        self.area.set_hot_pages(self.rule);
         let adopted = self.area.adopt_log(&directory, "log", shape(self.superblock.first), self.holding, Vec::new());
         self.log = adopted.expect("what was left is understood");
         assert!(self.is_turning || self.area.is_open(self.log) == self.open);
@@ -1163,8 +1167,17 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     })
 }
 
+/// By which pages are copied: some that others follow are retained with any.
+fn rule() -> impl Strategy<Value = HotPages> {
+    prop_oneof![2 => Just(HotPages::Foreseen), 1 => Just(HotPages::Lone)]
+}
+
 fn run(checksum: Checksum, holding: Holding, first: u32, steps: &[Step]) {
-    let mut guest = Guest::new(checksum, holding, first);
+    run_by(HotPages::Foreseen, checksum, holding, first, steps);
+}
+
+fn run_by(rule: HotPages, checksum: Checksum, holding: Holding, first: u32, steps: &[Step]) {
+    let mut guest = Guest::new(checksum, holding, first, rule);
     for step in steps {
         match step {
             Step::Modify(blocks, fresh, escaped) => {
@@ -1220,13 +1233,13 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: std::env::var("PROPTEST_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(96), ..ProptestConfig::default() })]
 
     #[test]
-    fn held_equals_complete_v3(steps in steps()) {
-        run(Checksum::V3, Holding::Retain, 1, &steps);
+    fn held_equals_complete_v3(rule in rule(), steps in steps()) {
+        run_by(rule, Checksum::V3, Holding::Retain, 1, &steps);
     }
 
     #[test]
-    fn held_equals_complete_without_checksums(steps in steps()) {
-        run(Checksum::None, Holding::Retain, OVER_PIECES, &steps);
+    fn held_equals_complete_without_checksums(rule in rule(), steps in steps()) {
+        run_by(rule, Checksum::None, Holding::Retain, OVER_PIECES, &steps);
     }
 
     #[test]

@@ -44,6 +44,8 @@ impl Rig {
         let table = memory.map(vec![region]).expect("mapped");
         memory.simulate_protection();
         let area = JournalArea::new(&memory, budget_bytes);
+        // Single pages are retained, too.
+        area.set_hot_pages(HotPages::Foreseen);
         let log = area.make_log(directory.path(), "log", SHAPE, Holding::Retain, Vec::new()).expect("a log");
         let superblock =
             SuperblockBuilder { maxlen: LOG_BLOCKS, start: 1, sequence: 1, ..SuperblockBuilder::default() }
@@ -76,6 +78,7 @@ impl Rig {
         memory.simulate_protection();
         memory.protect(&protected).expect("simulated");
         let area = JournalArea::new(&memory, u64::MAX);
+        area.set_hot_pages(HotPages::Foreseen);
         let log = area.adopt_log(path, "log", SHAPE, Holding::Retain, Vec::new()).expect("a log");
         Rig { memory, table, area, log, ..self }
     }

@@ -27,7 +27,9 @@ use guest_tools::random::Random;
 use jbd2::build::{LogBuilder, Transaction};
 use jbd2::{Content, LogRead, SUPERBLOCK_BYTES, Superblock};
 use journal_area::{Doubt, LogWrite};
-use placement::{AreaDirectory, Change, Description, DiskOptions, DiskRoute, Journals, JournalsOptions, PlacementKind};
+use placement::{
+    AreaDirectory, Change, Description, DiskOptions, DiskRoute, HotPages, Journals, JournalsOptions, PlacementKind,
+};
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -143,6 +145,7 @@ impl Rig {
         };
         let options = JournalsOptions { disks: vec![options], budget_bytes: 64 << 20, tracer: None };
         let journals = Journals::new(&memory, area, options).expect("journals");
+        journals.area.set_hot_pages(HotPages::Foreseen);
         let clock = Arc::new(AtomicU64::new(0));
         journals.disk(0).simulate_clock(Arc::clone(&clock));
         let ram = File::options().create_new(true).read(true).write(true).open(journals.directory().path().join("ram"));

@@ -6,8 +6,8 @@ use block_route::{
 use guest_memory::{MemorySlice, MemoryTable, PAGE_BYTES, PageId, RegionDescriptor, VmMemory, simulated_room};
 use jbd2::build::{LogBuilder, Transaction};
 use placement::{
-    AreaDirectory, Change, DiskOptions, DiskRoute, Finish, FinishError, Journals, JournalsOptions, Owed, PlacementKind,
-    RemoteOptions, finish_directory, finish_directory_into, owed,
+    AreaDirectory, Change, DiskOptions, DiskRoute, Finish, FinishError, HotPages, Journals, JournalsOptions, Owed,
+    PlacementKind, RemoteOptions, finish_directory, finish_directory_into, owed,
 };
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -122,6 +122,7 @@ impl Rig {
         };
         let options = JournalsOptions { disks: vec![options], budget_bytes, tracer: None };
         let journals = Journals::new(&memory, area, options).expect("journals");
+        journals.area.set_hot_pages(HotPages::Foreseen);
         memory.simulate_protection();
         let mut rig = Rig {
             image,
@@ -1158,6 +1159,7 @@ fn a_guest_that_began_elsewhere_does_not_go_on_with_a_held_journal() {
         let memory = VmMemory::new();
         let options = JournalsOptions { disks, budget_bytes: u64::MAX, tracer: None };
         let journals = Journals::new(&memory, area, options).expect("journals");
+        journals.area.set_hot_pages(HotPages::Foreseen);
         let outcome = DiskRoute::new(journals, 0).started(Start::Resumed, &table);
         assert_eq!(outcome.is_err(), is_refused, "{placement:?}: {outcome:?}");
     }

@@ -39,7 +39,7 @@ fn a_clean_stop_leaves_a_clean_disk_without_a_mark() {
         fourth = write("fourth"),
         of_other = record_writer("/tmp/other/fifth", "fifth", &overwritten(1), "--count 40"),
     );
-    let mut spec = bench.spec("clean", script, [disk(&image), disk(&other)].concat());
+    let mut spec = bench.spec("clean", script, [protected_disk(&image), protected_disk(&other)].concat());
     spec.at_end = AtEnd::PowerOff;
     let mut guest = Guest::start(spec).unwrap();
     guest.wait_mark("unmounted", LIMIT).unwrap();
@@ -107,7 +107,7 @@ fn what_mkfs_and_tune2fs_make_in_the_guest_is_held() {
         write("fresh"),
         write("parted")
     );
-    let words = paths.each_ref().map(|path| disk(path)).concat();
+    let words = paths.each_ref().map(|path| protected_disk(path)).concat();
     let mut guest = Guest::start(bench.spec("made-inside", script, words)).unwrap();
     for name in ["remade", "tuned", "fresh", "parted"] {
         guest.wait_acknowledged(name, 50, LIMIT).unwrap();

@@ -32,7 +32,7 @@ fn journals_of_every_kind_are_held_and_finished() {
     let device = |index: usize| format!("/dev/vd{}", char::from(b'a' + index as u8));
     let mut disks = 0;
     let mut attach = |image: &std::path::Path| {
-        words.extend(disk(image));
+        words.extend(protected_disk(image));
         disks += 1;
         disks - 1
     };

@@ -109,7 +109,7 @@ fn eight_guests_killed_at_once_are_all_recovered() {
              {}",
             record_writer("/mnt/records", "records", &overwritten(number as u64), "--forever")
         );
-        let mut spec = bench.spec(&format!("guest-{number}"), script, disk(&image));
+        let mut spec = bench.spec(&format!("guest-{number}"), script, protected_disk(&image));
         spec.memory_mib = 128;
         guests.push(Guest::launch(spec).unwrap());
     }

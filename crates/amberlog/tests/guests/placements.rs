@@ -24,7 +24,7 @@ fn each_placement_does_what_it_promises() {
         PLACEMENTS.iter().map(|name| ExtRecipe::ext4(64, 8).make(&bench.path(name)).unwrap()).collect();
     let mut words: Vec<_> = PLACEMENTS
         .iter()
-        .flat_map(|name| disk_with(&bench.path(name), &format!(",placement={name},name={name}")))
+        .flat_map(|name| disk_with(&bench.path(name), &format!(",placement={name},name={name}{PROTECTED}")))
         .collect();
     let trace = bench.path("trace");
     words.extend(["--trace".into(), trace.clone().into()]);

@@ -72,7 +72,10 @@ fn resets(accelerator: Accelerator, aged: Option<[&str; 2]>) {
     let (words, script) = match aged {
         None => {
             let journal = ["--journal-disk".into(), journal.into()];
-            ([&disk(&image)[..], &disk(&second)[..], &journal[..]].concat(), script(",journal_path=/dev/vdc"))
+            (
+                [&protected_disk(&image)[..], &protected_disk(&second)[..], &journal[..]].concat(),
+                script(",journal_path=/dev/vdc"),
+            )
         }
         Some([one, other]) => ([disk_with(&image, one), disk_with(&second, other)].concat(), script("")),
     };

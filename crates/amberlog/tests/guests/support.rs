@@ -131,6 +131,14 @@ pub fn disk(image: &Path) -> [OsString; 2] {
     ["--disk".into(), image.into()]
 }
 
+/// `--disk` with this image, whose single pages are protected, too: by itself a guest's are copied that have no neighbours.
+pub fn protected_disk(image: &Path) -> [OsString; 2] {
+    disk_with(image, PROTECTED)
+}
+
+/// The option for that.
+pub const PROTECTED: &str = ",hot-pages=foreseen";
+
 /// `--disk` with this image and options: ",placement=copy".
 pub fn disk_with(image: &Path, options: &str) -> [OsString; 2] {
     let mut value = OsString::from(image);

@@ -602,8 +602,11 @@ fn a_guest_is_protected_whose_worker_dies_while_its_vmm_starts() {
     let names: Vec<String> = (0..rounds(3)).map(|number| format!("vm{number}")).collect();
     let images: Vec<_> = names.iter().map(|name| bench.path(&format!("{name}.img"))).collect();
     let file_systems: Vec<_> = images.iter().map(|image| ExtRecipe::ext4(32, 4).make(image).unwrap()).collect();
-    let vms: Vec<_> =
-        names.iter().zip(&images).map(|(name, image)| (name.as_str(), image.display().to_string())).collect();
+    let vms: Vec<_> = names
+        .iter()
+        .zip(&images)
+        .map(|(name, image)| (name.as_str(), format!("{}{PROTECTED}", image.display())))
+        .collect();
     let config = write_config(&bench, &vms);
     let daemon = Daemon::start(&bench, &config);
     for (name, file_system) in names.iter().zip(&file_systems) {

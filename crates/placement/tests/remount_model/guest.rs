@@ -8,7 +8,8 @@ use jbd2::build::{LogBuilder, Transaction};
 use jbd2::{Content, LogRead, Superblock, SuperblockEdit};
 use nvm_journal::medium::SimulatedMedium;
 use placement::{
-    AreaDirectory, DiskOptions, DiskRoute, Journals, JournalsOptions, ManyAppends, NvmDisk, NvmOptions, PlacementKind,
+    AreaDirectory, DiskOptions, DiskRoute, HotPages, Journals, JournalsOptions, ManyAppends, NvmDisk, NvmOptions,
+    PlacementKind,
 };
 use std::collections::{BTreeMap, HashSet};
 use std::convert::Infallible;
@@ -292,6 +293,7 @@ impl Guest {
         let budget_bytes = [0, 100 << 10, 64 << 20][random.below(3) as usize];
         let options = JournalsOptions { disks: vec![options], budget_bytes, tracer: None };
         let journals = Journals::new(&memory, area, options).expect("journals");
+        journals.area.set_hot_pages([HotPages::Foreseen, HotPages::Lone][random.below(2) as usize]);
         memory.simulate_protection();
         let table = Arc::new(memory.map(vec![region]).expect("mapped"));
         let mut route = DiskRoute::new(Arc::clone(&journals), 0);
