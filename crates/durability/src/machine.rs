@@ -387,7 +387,7 @@ pub struct Durability {
     next_operation: u64,
     last_clock: (u64, u32),
     status: Status,
-    /// Something is committed and not durable, and no machine is at work on it.
+    /// A commit was to be durable before whoever waits for it is told, and is not.
     falls_short: bool,
 }
 
@@ -657,7 +657,7 @@ impl Durability {
         steps: &mut Vec<Step>,
     ) {
         if self.phase == Phase::Failed {
-            self.falls_short = true;
+            self.falls_short |= self.is_proven;
             steps.push(Step::Answer { answer, is_good: false });
             return;
         }
@@ -957,7 +957,7 @@ impl Durability {
         let last = self.open.span.or_else(|| self.making.as_ref().and_then(|making| making.window.span));
         match last {
             _ if self.phase == Phase::Failed => {
-                self.falls_short = true;
+                self.falls_short |= self.is_proven;
                 steps.push(Step::Answer { answer, is_good: false });
             }
             Some((_, through, _)) => {
@@ -1143,8 +1143,9 @@ impl Durability {
         self.let_go(steps);
     }
 
-    /// Whether it was given up, or has failed, with something committed that was not durable, or somebody was told since that nothing is: who
-    /// repeats a commit then, since he was not answered, was not promised any more that it is durable, and it is not.
+    /// Whether it was given up, or has failed, while somebody waited for a commit to be durable, or may have waited for it since an earlier
+    /// machine, or was told since that nothing is durable: who repeats a commit then, since he was not answered, was promised that it is. Not
+    /// before storage is a truth: until then whoever commits is promised no more than that it is held.
     pub fn falls_short(&self) -> bool {
         self.falls_short
     }
@@ -1319,7 +1320,11 @@ impl Durability {
     }
 
     fn let_go(&mut self, steps: &mut Vec<Step>) {
-        self.falls_short |= sequence::is_after(self.last(), self.durable);
+        // A tail that moves, and who is only slowed down, is told that all is well.
+        let is_promised = |waiting: &Waiting| waiting.tail.is_none() && !waiting.is_slowed;
+        // Nobody may have asked again yet.
+        let may_be_promised = self.is_following && sequence::is_after(self.last(), self.durable);
+        self.falls_short |= self.is_proven && (may_be_promised || self.waiting.iter().any(is_promised));
         for asked in std::mem::take(&mut self.held) {
             steps.push(Step::Go(asked.id));
             self.depart(asked);

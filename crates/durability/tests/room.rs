@@ -1,7 +1,7 @@
 //! How much the machine reads into memory at a time, and how much waits beside it, is bounded whatever the guest does.
 
 use durability::{
-    AnswerId, Committed, Durability, Freed, Kind, OperationId, Place, Step, Transaction, Version, View, WhenAsked,
+    AnswerId, Committed, Durability, FoundLog, Freed, Kind, OperationId, Place, Step, Transaction, Version, View, WhenAsked,
     WriteId,
 };
 use jbd2::build::SuperblockBuilder;
@@ -464,4 +464,61 @@ fn revoked_blocks_that_are_known_together_are_freed() {
     rig.call(|machine, view, steps| machine.flush_now(NOW, AnswerId(0), view, steps));
     rig.settle();
     assert_eq!((&rig.gone[..], rig.machine.settled(20)), (&[WriteId(30)][..], None));
+}
+
+/// What the machine of an engaged log would be: given up before storage is a truth, and after it.
+#[test]
+fn only_a_promise_that_was_broken_falls_short() {
+    let superblock = || {
+        SuperblockBuilder { maxlen: 200, start: 1, sequence: 2, ..SuperblockBuilder::default() }
+            .checksum(Checksum::V3)
+            .build()
+    };
+    let gives_up = |rig: &mut Rig| {
+        rig.call(|machine, _, steps| machine.give_up(steps));
+        rig.machine.falls_short()
+    };
+    let at_age = |within| {
+        let mut rig = Rig::new();
+        rig.call(|machine, view, steps| machine.set_within(NOW, within, view, steps));
+        rig
+    };
+    // Held is all that an age promises, and all that nobody waits for.
+    let mut rig = at_age(LONG);
+    rig.commit(10, 1);
+    assert!(!gives_up(&mut rig), "nobody waits");
+    let mut rig = at_age(LONG);
+    rig.commit(10, AT_ONCE + 1);
+    let slowed = rig.commit(20, AT_ONCE + 1);
+    let waits = rig.is_told(slowed).is_none();
+    assert!(waits && !gives_up(&mut rig), "it is only slowed down");
+    let mut rig = at_age(LONG);
+    rig.commit(10, 1);
+    rig.call(|machine, view, steps| machine.tail_moves(NOW, 3, AnswerId(900), view, steps));
+    assert!(rig.is_told(900).is_none() && !gives_up(&mut rig), "a tail moves");
+    // What is allowed by the age before is no promise of no age.
+    let mut rig = at_age(LONG);
+    rig.commit(10, 1);
+    rig.call(|machine, view, steps| machine.set_within(NOW, Duration::ZERO, view, steps));
+    assert!(!rig.under_way.is_empty() && !gives_up(&mut rig), "nobody was promised that it is durable");
+    let mut rig = at_age(Duration::ZERO);
+    rig.commit(10, 1);
+    assert!(gives_up(&mut rig), "it was");
+    let mut rig = at_age(Duration::ZERO);
+    assert!(!gives_up(&mut rig), "nothing was committed");
+    rig.commit(10, 1);
+    assert!(rig.machine.falls_short(), "it is told that it is not durable");
+    // Nothing is promised before storage is a truth.
+    let blocks = vec![(10, Version(1))];
+    let owed = [Transaction { sequence: 2, blocks, revokes: Vec::new(), freed: Freed::Unknown }];
+    let engaged = Durability::engaged(&superblock(), Duration::ZERO, (&owed, 2, 2), &BTreeMap::new(), NOW);
+    let mut rig = Rig { machine: engaged.expect("a log"), sequence: 2, ..Rig::new() };
+    let beside = rig.commit(20, 1);
+    assert!(rig.is_told(beside).is_none() && !gives_up(&mut rig), "it is not in force");
+    assert!(!rig.machine.is_proven());
+    // Whoever asks again later may have been promised it by a machine before.
+    let found = FoundLog { tail: (1, 2), ..FoundLog::default() };
+    let followed = Durability::followed(&superblock(), Duration::ZERO, &found, (&owed, 2, 2), &BTreeMap::new(), NOW);
+    let mut rig = Rig { machine: followed.expect("a log"), sequence: 2, ..Rig::new() };
+    assert!(gives_up(&mut rig));
 }
