@@ -1059,10 +1059,10 @@ impl Held {
         is_covered
     }
 
-    /// Blocks to which the guest may write just now, by what the machine says, whether or not it does yet: the host does not begin to
-    /// ([`Durability::under_way_to`]).
+    /// Blocks to which the guest may write just now, by what the machine says, or waits to, whether or not it does yet: the host does not begin to
+    /// ([`Durability::closed_to_host`]).
     pub(super) fn aged_under_way(&self) -> BlockSet {
-        self.state().aging.as_ref().map_or_else(BlockSet::default, |aging| aging.machine.under_way_to())
+        self.state().aging.as_ref().map_or_else(BlockSet::default, |aging| aging.machine.closed_to_host())
     }
 
     /// The host is about to write these home.
@@ -1077,7 +1077,7 @@ impl Held {
                 continue;
             };
             let (id, blocks) = (WriteId(aging.id()), write.block..write.block + 1);
-            debug_assert!(!aging.machine.under_way_to().touches(&blocks), "the host writes beside the guest");
+            debug_assert!(!aging.machine.closed_to_host().touches(&blocks), "the host writes beside the guest");
             // The machine may let it go at once.
             aging.hosts.insert(id, (operation, write));
             let may_go = aging.call(self, log, steps, |machine, now, view, said| {
