@@ -4,7 +4,7 @@ use crate::blocks::BlockSet;
 use crate::compound::{Made, Making, Sorted};
 use crate::live::{Copy, Home, Live};
 use crate::window::{Freed, Held, Transaction, Version, Window};
-use jbd2::{Format, MAGIC, SUPERBLOCK_BYTES, Superblock, SuperblockEdit, sequence};
+use jbd2::{Compound, Format, MAGIC, SUPERBLOCK_BYTES, Superblock, SuperblockEdit, sequence};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
 use std::ops::Range;
@@ -15,6 +15,8 @@ use std::time::Duration;
 const PRESSURE: u64 = 4;
 /// Or when it would take so many bytes. What is brought home at a time takes no more, either: both are in memory until they are written.
 const BYTES_AT_ONCE_MAX: u64 = 32 << 20;
+/// Where durability begins in parts, there is one more of them for each so many, for what is committed meanwhile.
+const SPARE_PARTS: u64 = 4;
 /// Beyond so many, those of the revoked blocks of which no log on storage has a copy are only known to be freed.
 const REVOKED_MAX: usize = 1 << 16;
 
@@ -336,9 +338,11 @@ pub struct Durability {
     passed_at_first: u32,
     /// Meanwhile: newest versions that are durable in the log that was found.
     found: BTreeMap<u64, Held>,
+    /// Of what was found, what is to be in the log once more, since that has no room for it beside what is not durable.
+    again: BTreeMap<u64, Held>,
     /// Until storage is a truth: so many compounds more may have a part of what is owed.
     parts_left: u32,
-    /// What those have that were made.
+    /// What those have that were made, or compounds that have a part of what is logged again.
     in_parts: BTreeMap<u64, Held>,
     /// Versions, by block and transaction, which the guest has asked an earlier machine to write over: what it asks again goes over them.
     gone_over: BTreeMap<u64, u32>,
@@ -387,7 +391,7 @@ pub struct Durability {
     next_operation: u64,
     last_clock: (u64, u32),
     status: Status,
-    /// Something is committed and not durable, and no machine is at work on it.
+    /// A commit was to be durable before whoever waits for it is told, and is not.
     falls_short: bool,
 }
 
@@ -416,6 +420,7 @@ impl Durability {
             is_following: false,
             passed_at_first: said.sequence.wrapping_sub(1),
             found: BTreeMap::new(),
+            again: BTreeMap::new(),
             parts_left: 0,
             in_parts: BTreeMap::new(),
             gone_over: BTreeMap::new(),
@@ -481,11 +486,15 @@ impl Durability {
     /// Until storage is a truth, what is owed may be in several compounds, none of which has more than is read at a time: nobody replays any of them
     /// before the last one is durable, and the superblock behind that, and none of it goes home meanwhile. The last one has whatever was committed by
     /// then. Where they do not fit into the log beside each other, all of it is one compound.
+    ///
+    /// A commit that an age allows not to be durable is answered meanwhile, for as long as those parts have room for it: there are some more than
+    /// what is owed now needs. Beyond that it waits for the last one, which has no more than any compound and one transaction.
     #[must_use]
     pub fn begins_in_parts(mut self) -> Self {
         if !self.is_proven {
-            let parts = (self.open.blocks.len() as u64).div_ceil(self.blocks_at_once).saturating_sub(1);
-            self.parts_left = u32::try_from(parts).unwrap_or(0);
+            let parts = (self.open.blocks.len() as u64).div_ceil(self.blocks_at_once);
+            let spare = parts / SPARE_PARTS;
+            self.parts_left = u32::try_from(parts + spare).unwrap_or(0);
         }
         self
     }
@@ -657,7 +666,7 @@ impl Durability {
         steps: &mut Vec<Step>,
     ) {
         if self.phase == Phase::Failed {
-            self.falls_short = true;
+            self.falls_short |= self.is_proven;
             steps.push(Step::Answer { answer, is_good: false });
             return;
         }
@@ -748,9 +757,17 @@ impl Durability {
         matches!(self.wait_of(&asked, self.held.len(), view), Some(Wait::Open | Wait::Making))
     }
 
-    /// Blocks to which a write may go and has not ended. The host begins to write nothing there: its write would wait for a compound, which
-    /// may wait for room in the log, and that for this write; which, if it has not been sent yet, would wait for the host's.
-    pub fn under_way_to(&self) -> BlockSet {
+    /// Blocks to which a write may go and has not ended, or waits to. The host begins to write nothing there: its write would wait for a
+    /// compound, which may wait for room in the log, and that for this write; which, if it has not been sent yet, would wait for the host's. Of two
+    /// that overlap and wait, the first may go while the host's, behind both, waits for the second.
+    pub fn closed_to_host(&self) -> BlockSet {
+        let mut blocks = self.under_way_to();
+        self.held.iter().for_each(|asked| blocks.insert(asked.touched.clone()));
+        blocks
+    }
+
+    /// Blocks to which a write may go and has not ended.
+    fn under_way_to(&self) -> BlockSet {
         let mut blocks = BlockSet::default();
         self.flights.values().for_each(|flight| blocks.insert(flight.asked.touched.clone()));
         blocks
@@ -957,7 +974,7 @@ impl Durability {
         let last = self.open.span.or_else(|| self.making.as_ref().and_then(|making| making.window.span));
         match last {
             _ if self.phase == Phase::Failed => {
-                self.falls_short = true;
+                self.falls_short |= self.is_proven;
                 steps.push(Step::Answer { answer, is_good: false });
             }
             Some((_, through, _)) => {
@@ -1143,8 +1160,9 @@ impl Durability {
         self.let_go(steps);
     }
 
-    /// Whether it was given up, or has failed, with something committed that was not durable, or somebody was told since that nothing is: who
-    /// repeats a commit then, since he was not answered, was not promised any more that it is durable, and it is not.
+    /// Whether it was given up, or has failed, while somebody waited for a commit to be durable, or may have waited for it since an earlier
+    /// machine, or was told since that nothing is durable: who repeats a commit then, since he was not answered, was promised that it is. Not
+    /// before storage is a truth: until then whoever commits is promised no more than that it is held.
     pub fn falls_short(&self) -> bool {
         self.falls_short
     }
@@ -1319,7 +1337,11 @@ impl Durability {
     }
 
     fn let_go(&mut self, steps: &mut Vec<Step>) {
-        self.falls_short |= sequence::is_after(self.last(), self.durable);
+        // A tail that moves, and who is only slowed down, is told that all is well.
+        let is_promised = |waiting: &Waiting| waiting.tail.is_none() && !waiting.is_slowed;
+        // Nobody may have asked again yet.
+        let may_be_promised = self.is_following && sequence::is_after(self.last(), self.durable);
+        self.falls_short |= self.is_proven && (may_be_promised || self.waiting.iter().any(is_promised));
         for asked in std::mem::take(&mut self.held) {
             steps.push(Step::Go(asked.id));
             self.depart(asked);
@@ -1340,7 +1362,7 @@ impl Durability {
         }
         self.has_given_up |= self.making.take().is_some();
         self.open = Window::default();
-        self.in_parts = BTreeMap::new();
+        (self.in_parts, self.again) = (BTreeMap::new(), BTreeMap::new());
         self.flush_wanted = None;
     }
 
@@ -1431,19 +1453,36 @@ impl Durability {
         }
     }
 
+    /// Whether what is committed, and in no compound yet, is more than what is to be read at a time.
     fn is_pressed(&self) -> bool {
+        let blocks = self.open.blocks.len() as u64;
         let most = (u64::from(self.format.log_blocks()) / PRESSURE).min(self.blocks_at_once);
-        self.open.blocks.len() as u64 > most
+        // Until storage is a truth each part that is left takes so many of them.
+        let in_parts = u64::from(self.parts_left) * self.blocks_at_once;
+        blocks > most + in_parts || !self.is_proven && !self.has_room_for_parts(blocks)
+    }
+
+    /// Whether so many blocks fit into the log in parts, beside those that are there or on their way: otherwise all would be read at once.
+    fn has_room_for_parts(&self, blocks: u64) -> bool {
+        let length = |blocks: u64| Compound::length(&self.format, usize::try_from(blocks).unwrap_or(usize::MAX), 0);
+        let parts = blocks / self.blocks_at_once * length(self.blocks_at_once) + length(blocks % self.blocks_at_once);
+        let making = self.making.as_ref().map_or(0, |making| u64::from(making.length));
+        parts + making <= u64::from(self.live.room(&self.format))
     }
 
     /// Whether what was committed is durable already.
     fn begin_compound(&mut self, now: Duration, view: &mut dyn View, steps: &mut Vec<Step>) -> bool {
+        if !self.again.is_empty() && !self.logs_again() {
+            // Behind nothing: what goes home for want of room must not be one of the parts.
+            self.bring_home(view, steps);
+            return false;
+        }
         // What is held would land on an append, and may be older.
-        let mut busy = self.under_way_to();
-        self.held.iter().for_each(|asked| busy.insert(asked.touched.clone()));
+        let busy = self.closed_to_host();
         let is_busy = |block: u64| busy.touches(&(block..block + 1));
         let has_parts = !self.is_proven && self.parts_left > 0 && self.open.blocks.len() as u64 > self.blocks_at_once;
-        let part = has_parts.then(|| self.open.part(self.blocks_at_once as usize));
+        let from = if self.again.is_empty() { has_parts.then_some(&self.open.blocks) } else { Some(&self.again) };
+        let part = from.map(|blocks| Window::part(blocks, self.blocks_at_once as usize));
         let mut sorted = Sorted::new(part.as_ref().unwrap_or(&self.open), &self.live, &is_busy, view);
         if !self.is_proven || self.is_following {
             // No bitmap is a truth yet.
@@ -1459,23 +1498,22 @@ impl Durability {
             } else {
                 // Once the log has let go of them, a write that waits and carries something older would land on them. So they are
                 // in it again before that goes.
-                for (block, held) in std::mem::take(&mut self.found) {
-                    if !self.open.revoked.contains(&block) {
-                        self.open.blocks.entry(block).or_insert(held);
-                    }
-                }
+                self.log_found_again();
                 self.bring_home(view, steps);
             }
             return false;
         }
         let window = match part {
             Some(part) => {
-                self.parts_left -= 1;
-                self.open.blocks.retain(|block, _| !part.blocks.contains_key(block));
+                let from = if self.again.is_empty() { &mut self.open.blocks } else { &mut self.again };
+                from.retain(|block, _| !part.blocks.contains_key(block));
+                self.parts_left = self.parts_left.saturating_sub(1);
                 part
             }
             None => {
                 self.is_urgent = false;
+                // What comes now is in the first compound behind the superblock.
+                self.parts_left = 0;
                 std::mem::take(&mut self.open)
             }
         };
@@ -1509,13 +1547,45 @@ impl Durability {
         // Rule (d): what is dropped is durable at home since an earlier flush; where it was is used after the body's flush only.
         self.dropping = self.live.droppable();
         let is_worth_it = self.live.length_of(self.dropping) > self.format.log_blocks() / 8;
-        if !is_worth_it || !self.is_proven {
+        // None of the parts goes before all are there.
+        if !is_worth_it || !self.is_proven || !self.in_parts.is_empty() {
             self.dropping = 0;
         }
         if self.is_proven && (!self.is_live || self.dropping > 0 || self.is_touched) {
             self.write_superblock(self.live.tail_after(&self.format, self.dropping), steps);
         }
         false
+    }
+
+    /// What was found, and the log has no room for beside what is not durable, is to be logged once more when the log is empty. It is durable, and at
+    /// home then, so that any part of it may be in a compound by itself: whoever replays that changes nothing. What is not durable comes last. Where
+    /// that does not fit behind the parts, all of it is one compound.
+    fn log_found_again(&mut self) {
+        let is_one = !self.in_parts.is_empty();
+        let all = std::mem::take(&mut self.found).into_iter().chain(std::mem::take(&mut self.again));
+        self.again = all.chain(std::mem::take(&mut self.in_parts)).collect();
+        self.supersede_again();
+        if is_one || self.again.len() + self.open.blocks.len() <= self.blocks_at_once as usize {
+            self.open.blocks.append(&mut self.again);
+        }
+    }
+
+    /// What is committed or revoked since need not be logged again.
+    fn supersede_again(&mut self) {
+        let Window { blocks, revoked, .. } = &self.open;
+        self.again.retain(|block, _| !blocks.contains_key(block) && !revoked.contains(block));
+    }
+
+    /// Whether the log is as empty as it has to be for what is to be logged again. What is left of that, if it is little, comes with the rest.
+    fn logs_again(&mut self) -> bool {
+        if self.in_parts.is_empty() && !self.live.is_empty() {
+            return false;
+        }
+        self.supersede_again();
+        if self.again.len() + self.open.blocks.len() <= self.blocks_at_once as usize {
+            self.open.blocks.append(&mut self.again);
+        }
+        true
     }
 
     /// Compounds that have parts of what is owed count for nothing, and that is owed as before.
@@ -1598,8 +1668,7 @@ impl Durability {
                 self.phase = Phase::CommitFlush;
                 self.flush(steps);
             }
-            Phase::CommitFlush if self.is_proven => self.compound_done(now, view, steps),
-            // Of what is owed there is more.
+            // There are more parts.
             Phase::CommitFlush if self.making.as_ref().is_some_and(|making| making.window.is_empty()) => {
                 self.phase = Phase::Idle;
                 if let Some(making) = self.making.take() {
@@ -1607,6 +1676,7 @@ impl Durability {
                     self.in_parts.extend(making.window.blocks);
                 }
             }
+            Phase::CommitFlush if self.is_proven => self.compound_done(now, view, steps),
             Phase::CommitFlush => {
                 self.phase = Phase::Proof;
                 self.write_superblock(self.live.tail, steps);

@@ -98,8 +98,8 @@ impl Window {
     }
 
     /// The first so many blocks, without anything else that is said of them: a window that ends with no transaction.
-    pub fn part(&self, blocks: usize) -> Window {
-        let blocks = self.blocks.iter().take(blocks).map(|(block, held)| (*block, *held)).collect();
+    pub fn part(all: &BTreeMap<u64, Held>, blocks: usize) -> Window {
+        let blocks = all.iter().take(blocks).map(|(block, held)| (*block, *held)).collect();
         Window { blocks, ..Window::default() }
     }
 

@@ -1,8 +1,8 @@
 //! How much the machine reads into memory at a time, and how much waits beside it, is bounded whatever the guest does.
 
 use durability::{
-    AnswerId, Committed, Durability, Freed, Kind, OperationId, Place, Step, Transaction, Version, View, WhenAsked,
-    WriteId,
+    AnswerId, Committed, Durability, FoundCopy, FoundLog, FoundSaid, Freed, Kind, OperationId, Place, Step,
+    Transaction, Version, View, WhenAsked, WriteId,
 };
 use jbd2::build::SuperblockBuilder;
 use jbd2::{Checksum, sequence};
@@ -378,11 +378,53 @@ fn durability_begins_in_parts() {
     }
     assert_eq!(rig.machine.durable(), rig.sequence);
     assert_eq!((rig.machine.status().compounds, &rig.gone[..]), (8, &[WriteId(1)][..]));
-    assert_eq!(rig.machine.next_number(), before, "{first} is the first");
+    assert!(!sequence::is_after(rig.machine.next_number(), before), "{first} is the first");
     let durable: Vec<u64> = rig.durable.keys().copied().collect();
     assert_eq!(durable, (10..39).filter(|block| *block != 11).collect::<Vec<_>>());
     assert_eq!(rig.durable[&10], Version(commit << 32 | 10), "its newest version");
     assert_eq!(rig.durable[&12], Version(12));
+}
+
+/// Who commits while durability begins in parts is told that it is held, as an age allows, and does not wait for all of them; and the last part has no
+/// more than is read at a time and one transaction, however much is committed meanwhile. With no age it is told when it is durable.
+#[test]
+fn an_age_answers_commits_while_durability_begins_in_parts() {
+    for (owed, each, within) in [(40, 1, LONG), (40, 3, LONG), (41, 2, LONG), (43, 6, LONG), (4, 1, LONG), (40, 1, NOW)]
+    {
+        let mut rig = begins_in_parts(owed);
+        rig.call(|machine, view, steps| machine.set_within(NOW, within, view, steps));
+        let (before, mut told, mut last, mut waits) = (rig.machine.begins_before(), 0, Vec::new(), 0);
+        let mut blocks = rig.machine.status().compound_blocks;
+        while !rig.machine.is_proven() {
+            if waits == 0 {
+                // The guest waits for each before it commits the next.
+                last.push(rig.commit(100 + 10 * last.len() as u64, each));
+                match rig.is_told(last[last.len() - 1]) {
+                    Some(is_good) => told += u32::from(is_good),
+                    None => waits = last[last.len() - 1],
+                }
+            }
+            rig.end_one();
+            let now = rig.machine.status().compound_blocks;
+            assert!(now - blocks <= AT_ONCE + each, "{owed}, {each}: {} blocks at a time", now - blocks);
+            blocks = now;
+            assert!(waits == 0 || rig.is_told(waits).is_none() || rig.machine.is_proven(), "{owed}, {each}");
+        }
+        assert_eq!(told > 0, !within.is_zero(), "{owed}, {each}: it need not wait");
+        if each == 1 && !within.is_zero() {
+            assert!(u64::from(told) >= AT_ONCE, "{owed}: {told} are answered");
+        }
+        assert!(!sequence::is_after(rig.machine.next_number(), before), "{owed}, {each}");
+        rig.call(|machine, view, steps| machine.flush_now(NOW, AnswerId(0), view, steps));
+        while !rig.under_way.is_empty() {
+            rig.end_one();
+            let now = rig.machine.status().compound_blocks;
+            assert!(now - blocks <= AT_ONCE + each, "{owed}, {each}: {} blocks at a time", now - blocks);
+            blocks = now;
+        }
+        assert!(last.iter().all(|commit| rig.is_told(*commit) == Some(true)), "{owed}, {each}");
+        assert_eq!((rig.machine.durable(), rig.durable.len() as u64), (rig.sequence, owed + last.len() as u64 * each));
+    }
 }
 
 /// Several of them take more of the log than one: where it has no room for that, it is one.
@@ -464,4 +506,168 @@ fn revoked_blocks_that_are_known_together_are_freed() {
     rig.call(|machine, view, steps| machine.flush_now(NOW, AnswerId(0), view, steps));
     rig.settle();
     assert_eq!((&rig.gone[..], rig.machine.settled(20)), (&[WriteId(30)][..], None));
+}
+
+/// What the machine of an engaged log would be: given up before storage is a truth, and after it.
+#[test]
+fn only_a_promise_that_was_broken_falls_short() {
+    let superblock = || {
+        SuperblockBuilder { maxlen: 200, start: 1, sequence: 2, ..SuperblockBuilder::default() }
+            .checksum(Checksum::V3)
+            .build()
+    };
+    let gives_up = |rig: &mut Rig| {
+        rig.call(|machine, _, steps| machine.give_up(steps));
+        rig.machine.falls_short()
+    };
+    let at_age = |within| {
+        let mut rig = Rig::new();
+        rig.call(|machine, view, steps| machine.set_within(NOW, within, view, steps));
+        rig
+    };
+    // Held is all that an age promises, and all that nobody waits for.
+    let mut rig = at_age(LONG);
+    rig.commit(10, 1);
+    assert!(!gives_up(&mut rig), "nobody waits");
+    let mut rig = at_age(LONG);
+    rig.commit(10, AT_ONCE + 1);
+    let slowed = rig.commit(20, AT_ONCE + 1);
+    let waits = rig.is_told(slowed).is_none();
+    assert!(waits && !gives_up(&mut rig), "it is only slowed down");
+    let mut rig = at_age(LONG);
+    rig.commit(10, 1);
+    rig.call(|machine, view, steps| machine.tail_moves(NOW, 3, AnswerId(900), view, steps));
+    assert!(rig.is_told(900).is_none() && !gives_up(&mut rig), "a tail moves");
+    // What is allowed by the age before is no promise of no age.
+    let mut rig = at_age(LONG);
+    rig.commit(10, 1);
+    rig.call(|machine, view, steps| machine.set_within(NOW, Duration::ZERO, view, steps));
+    assert!(!rig.under_way.is_empty() && !gives_up(&mut rig), "nobody was promised that it is durable");
+    let mut rig = at_age(Duration::ZERO);
+    rig.commit(10, 1);
+    assert!(gives_up(&mut rig), "it was");
+    let mut rig = at_age(Duration::ZERO);
+    assert!(!gives_up(&mut rig), "nothing was committed");
+    rig.commit(10, 1);
+    assert!(rig.machine.falls_short(), "it is told that it is not durable");
+    // Nothing is promised before storage is a truth.
+    let blocks = vec![(10, Version(1))];
+    let owed = [Transaction { sequence: 2, blocks, revokes: Vec::new(), freed: Freed::Unknown }];
+    let engaged = Durability::engaged(&superblock(), Duration::ZERO, (&owed, 2, 2), &BTreeMap::new(), NOW);
+    let mut rig = Rig { machine: engaged.expect("a log"), sequence: 2, ..Rig::new() };
+    let beside = rig.commit(20, 1);
+    assert!(rig.is_told(beside).is_none() && !gives_up(&mut rig), "it is not in force");
+    assert!(!rig.machine.is_proven());
+    // Whoever asks again later may have been promised it by a machine before.
+    let found = FoundLog { tail: (1, 2), ..FoundLog::default() };
+    let followed = Durability::followed(&superblock(), Duration::ZERO, &found, (&owed, 2, 2), &BTreeMap::new(), NOW);
+    let mut rig = Rig { machine: followed.expect("a log"), sequence: 2, ..Rig::new() };
+    assert!(gives_up(&mut rig));
+}
+
+/// A machine that follows one which has left so many blocks in the log on storage, beside others that are at home; so many more are not durable, and there is
+/// no room for them.
+fn follows(found: u64, more: u64) -> Rig {
+    let superblock = SuperblockBuilder { maxlen: 200, start: 1, sequence: 2, ..SuperblockBuilder::default() }
+        .checksum(Checksum::V3)
+        .build();
+    let blocks = |range: Range<u64>| range.map(|block| (block, Version(block))).collect();
+    let none = |sequence, blocks| Transaction { sequence, blocks, revokes: Vec::new(), freed: Freed::Unknown };
+    let owed = [none(9, blocks(10..10 + found)), none(10, blocks(1000..1000 + more))];
+    let half = found as u32 / 2;
+    let copy = |index: u32| FoundCopy {
+        block: 10 + u64::from(index),
+        compound: 2 + index / half,
+        position: 2 + index + 2 * (index / half),
+        escaped: false,
+        said: FoundSaid::Same(9),
+    };
+    let lengths = vec![half + 2, half + 2, 170 - 2 * (half + 2)];
+    let copies = (0..found as u32).map(copy).collect();
+    let left = FoundLog { tail: (1, 2), lengths, copies, last_clock: (0, 0) };
+    let machine = Durability::followed(&superblock, LONG, &left, (&owed, 9, 10), &BTreeMap::new(), NOW).expect("a log");
+    let mut rig = Rig { machine: machine.with_at_once(AT_ONCE, 8), sequence: 10, ..Rig::new() };
+    rig.call(|machine, view, steps| machine.timer(NOW, view, steps));
+    rig
+}
+
+/// Where there is no room beside what was found, that goes home and is logged once more, a part at a time, and what is not durable behind it. Where there is
+/// no room for so many compounds either, it is one.
+#[test]
+fn what_was_found_is_logged_again_in_parts() {
+    const MORE: u64 = 30;
+    for found in [2 * AT_ONCE, 100, 120] {
+        let mut rig = follows(found, MORE);
+        let waits = rig.call(|machine, view, steps| {
+            let (blocks, when) = (10..11, WhenAsked::default());
+            !machine.write_begins(NOW, WriteId(1), Kind::Write, blocks.clone(), blocks, when, view, steps)
+        });
+        assert!(waits);
+        let (mut most, mut at_once, mut revoked) = (0, 0, 0);
+        while rig.machine.durable() < 10 {
+            assert!(!rig.under_way.is_empty(), "{found}: it hangs");
+            assert!(rig.gone.is_empty() && rig.durable.is_empty(), "{found}: nothing of it is told");
+            rig.end_one();
+            assert!(rig.homes as u64 <= AT_ONCE, "{found}: {} at a time", rig.homes);
+            if rig.logged as u64 >= MORE {
+                most = rig.logged as u64;
+            } else {
+                at_once = at_once.max(rig.logged as u64);
+            }
+            if rig.machine.status().compounds == 1 && revoked == 0 {
+                // One that was logged again, one that is to be, and one that has a newer version.
+                revoked = rig.commit_with(12..13, vec![11, 60]);
+            }
+        }
+        rig.settle();
+        rig.call(|machine, view, steps| machine.flush_now(NOW, AnswerId(0), view, steps));
+        rig.settle();
+        assert!(at_once <= AT_ONCE + 2, "{found}: {at_once} log blocks at a time");
+        let is_one = most > MORE + 6;
+        assert_eq!(is_one, found == 120, "{found}: {most} log blocks");
+        assert_eq!(&rig.gone[..], &[WriteId(1)][..]);
+        assert_eq!(rig.machine.durable(), rig.sequence);
+        let expected =
+            (10..10 + found).chain(1000..1000 + MORE).filter(|block| ![11, 60].contains(block) || revoked == 0);
+        let is_told = |block: &u64| rig.durable.contains_key(block);
+        assert_eq!(expected.filter(is_told).count() as u64, found + MORE - if found > 50 { 2 } else { 1 });
+    }
+}
+
+/// Two writes of the guest wait that overlap, and the second for more. Were the host's to begin there as well, it would wait for the second, whose compound has
+/// no room before the first has ended; and that one is sent when the host's has ended.
+#[test]
+fn the_host_begins_nothing_where_writes_wait() {
+    let mut rig = Rig::new();
+    let asks = |rig: &mut Rig, id: u64, blocks: Range<u64>| {
+        rig.call(|machine, view, steps| {
+            let when = WhenAsked::default();
+            machine.write_begins(NOW, WriteId(id), Kind::Write, blocks.clone(), blocks, when, view, steps)
+        })
+    };
+    let large = rig.commit(1000, 120);
+    assert!(rig.machine.is_making());
+    assert!(!asks(&mut rig, 1, 1119..1120) && !asks(&mut rig, 2, 1119..1121));
+    let has_host = !rig.machine.closed_to_host().touches(&(1119..1120));
+    if has_host {
+        assert!(!asks(&mut rig, 3, 1119..1120));
+    }
+    let next = rig.commit(1120, 100);
+    assert!(rig.is_told(large).is_some() && rig.is_told(next).is_none());
+    let mut sent = 0;
+    while rig.is_told(next).is_none() {
+        // The host's comes first where it has begun.
+        let order = if has_host { &[3, 1, 2][..] } else { &[1, 2] };
+        match order.get(sent).filter(|id| rig.gone.contains(&WriteId(**id))) {
+            Some(id) => {
+                let id = WriteId(*id);
+                rig.call(|machine, view, steps| machine.write_ended(NOW, id, true, view, steps));
+                sent += 1;
+            }
+            None if rig.under_way.is_empty() => panic!("it hangs: {:?} may go", rig.gone),
+            None => rig.end_one(),
+        }
+    }
+    rig.settle();
+    assert_eq!(rig.machine.durable(), rig.sequence);
 }

@@ -55,8 +55,12 @@ const OFFSET_DOUBT: u64 = 80;
 const DOUBTED: u64 = 1;
 const UNTOLD: u64 = 2;
 const OWES_ERRORS: u64 = 4;
+const HELD_ONLY: u64 = 8;
+/// Bits that are about one opening of the log, and that a build which does not know them leaves to the next one.
+const OF_ONE_OPENING: u64 = OWES_ERRORS | HELD_ONLY;
 const OFFSET_PASSED_FROM: u64 = 88;
 const OFFSET_PASSED_TO: u64 = 96;
+const OFFSET_DOUBT_OPENING: u64 = 104;
 /// Of what is passed by a tail: all that is there.
 const EVERYTHING: u32 = u32::MAX;
 
@@ -98,6 +102,8 @@ pub struct Doubt {
     /// In this opening: a commit was to be durable before it is answered, and fails instead. Its guest may not have been told, and what it
     /// asked for is held all the same.
     pub owes_errors: bool,
+    /// In this opening: whoever commits is promised no more than that it is held, so `owes_errors` alone says whether a commit is to fail.
+    pub is_held_only: bool,
 }
 
 /// The number of the opening that the table in a file is about; nothing if it is not said.
@@ -653,17 +659,41 @@ impl Table {
 
     /// What has failed; nothing if an earlier amberlog made the table.
     pub fn doubt(&self) -> Doubt {
-        let word = self.file.load_u64(OFFSET_DOUBT);
+        let mut word = self.file.load_u64(OFFSET_DOUBT);
+        // An earlier build opens a log anew, and leaves bits that it does not know. One that said nothing of an opening cleared them.
+        let about = self.file.load_u64(OFFSET_DOUBT_OPENING);
+        if about != 0 && about != self.opening_word() {
+            word &= !OF_ONE_OPENING;
+        }
         let is = |bit: u64| word & bit != 0;
-        Doubt { is_doubted: is(DOUBTED), is_untold: is(UNTOLD), owes_errors: is(OWES_ERRORS) }
+        Doubt {
+            is_doubted: is(DOUBTED),
+            is_untold: is(UNTOLD),
+            owes_errors: is(OWES_ERRORS),
+            is_held_only: is(HELD_ONLY),
+        }
     }
 
     /// Says so, before anything else is done about it.
     pub fn set_doubt(&self, doubt: Doubt) {
         let bit = |is_so: bool, bit: u64| if is_so { bit } else { 0 };
-        let Doubt { is_doubted, is_untold, owes_errors } = doubt;
-        let word = bit(is_doubted, DOUBTED) | bit(is_untold, UNTOLD) | bit(owes_errors, OWES_ERRORS);
+        let Doubt { is_doubted, is_untold, owes_errors, is_held_only } = doubt;
+        let word = bit(is_doubted, DOUBTED)
+            | bit(is_untold, UNTOLD)
+            | bit(owes_errors, OWES_ERRORS)
+            | bit(is_held_only, HELD_ONLY);
+        let about = self.opening_word();
+        if self.file.load_u64(OFFSET_DOUBT_OPENING) != about {
+            // What is left of another opening must not be taken for this one's between two stores.
+            self.file.store_u64(OFFSET_DOUBT, word & !OF_ONE_OPENING);
+            self.file.store_u64(OFFSET_DOUBT_OPENING, about);
+        }
         self.file.store_u64(OFFSET_DOUBT, word);
+    }
+
+    /// Enough of the number of this opening to tell it from others.
+    fn opening_word(&self) -> u64 {
+        self.file.load_u64(OFFSET_OPENING)
     }
 
     /// Says that storage says so durably.
@@ -821,15 +851,41 @@ mod tests {
         table.set_numbered(None);
         assert_eq!(table.numbered(), None);
         assert_eq!(table.doubt(), Doubt::default());
-        for bits in (0..8u8).rev() {
-            let [is_doubted, is_untold, owes_errors] = [1, 2, 4].map(|bit| bits & bit != 0);
-            let doubt = Doubt { is_doubted, is_untold, owes_errors };
+        for bits in (0..16u8).rev() {
+            let [is_doubted, is_untold, owes_errors, is_held_only] = [1, 2, 4, 8].map(|bit| bits & bit != 0);
+            let doubt = Doubt { is_doubted, is_untold, owes_errors, is_held_only };
             table.set_doubt(doubt);
             assert_eq!(table.doubt(), doubt);
         }
         table.set_tail(None);
         table.clear();
         assert_eq!(table.load(7), Some(Location::None));
+    }
+
+    /// An earlier build opens the log anew, and knows nothing of these bits, nor of what they are about.
+    #[test]
+    fn what_one_opening_owes_is_not_owed_by_the_next() {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let table = Table::create(&directory.path().join("table"), 4096, 1024).expect("a new table");
+        let all = Doubt { is_doubted: true, is_untold: true, owes_errors: true, is_held_only: true };
+        let opened = |number| table.set_opening_meant(&Opening { number: [number; 16], count: 0 });
+        opened(1);
+        table.set_doubt(all);
+        table.set_opening_meant(&Opening { number: [1; 16], count: 7 });
+        assert_eq!(table.doubt(), all, "it goes on");
+        opened(2);
+        let left = Doubt { owes_errors: false, is_held_only: false, ..all };
+        assert_eq!(table.doubt(), left, "whose number is another one");
+        // What the earlier opening owed does not come back with the first word about this one.
+        table.set_doubt(left);
+        assert_eq!((table.doubt(), table.file.load_u64(OFFSET_DOUBT)), (left, DOUBTED | UNTOLD));
+        table.set_doubt(all);
+        assert_eq!(table.doubt(), all);
+        // A build that knew the third bit alone.
+        table.file.store_u64(OFFSET_DOUBT_OPENING, 0);
+        opened(3);
+        table.file.store_u64(OFFSET_DOUBT, DOUBTED | OWES_ERRORS);
+        assert!(table.doubt().owes_errors);
     }
 
     /// Bytes of the file that have memory, past the header.

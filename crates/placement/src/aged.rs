@@ -121,8 +121,9 @@ fn wipe(
 fn mark_held(raw: &[u8], (opening, number): (&Opening, u32), at: u64, journal: &LoggedFile) -> Result<(), Error> {
     let marked = mark::marked_behind(raw, mark::MarkKind::Held, opening, Some(number));
     let marked = marked.map_err(failed("marking the journal"))?;
+    let failed_flushes = journal.failed_flushes();
     journal.write_all_at(&marked, at).map_err(failed("marking the journal"))?;
-    journal.sync_data().map_err(failed("marking the journal"))
+    journal.sync_since(failed_flushes).map_err(failed("marking the journal"))
 }
 
 /// The number after the last transaction.
@@ -189,12 +190,13 @@ fn append(
     let emptied = mark::aged(raw, opening, (format.first, number)).map_err(failed("emptying the journal"))?;
     let machine = Durability::opened(&emptied, Duration::ZERO).map_err(Error::Refused)?;
     let superblock_at = place.offset_of(0).unwrap_or(u64::MAX);
+    let failed_flushes = [home, journal].map(LoggedFile::failed_flushes);
     journal.write_all_at(&emptied, superblock_at).map_err(failed("emptying the journal"))?;
-    journal.sync_data().map_err(failed("emptying the journal"))?;
+    journal.sync_since(failed_flushes[1]).map_err(failed("emptying the journal"))?;
     let blocks = owed.versions.iter().zip(0..).map(|((block, _), index)| (*block, Version(index))).collect();
     let transaction = Transaction { sequence: number, blocks, revokes: Vec::new(), freed: Freed::Unknown };
     let machine = machine.on_storage().with_steady_contents();
-    let mut run = Run { machine, owed, opening, raw: &emptied, place, home, journal };
+    let mut run = Run { machine, owed, opening, raw: &emptied, place, home, journal, failed_flushes };
     run.commit(&transaction).map_err(failed("making what is held durable"))
 }
 
@@ -207,6 +209,8 @@ struct Run<'l, 'a> {
     place: &'l FoundLogPlace,
     home: &'l LoggedFile,
     journal: &'l LoggedFile,
+    /// How many flushes of the two had failed before it began.
+    failed_flushes: [u64; 2],
 }
 
 impl View for Owed<'_, '_> {
@@ -221,7 +225,13 @@ impl View for Owed<'_, '_> {
     fn content(&mut self, version: Version, into: &mut [u8]) -> io::Result<()> {
         let found = usize::try_from(version.0).ok().and_then(|index| self.versions.get(index));
         let (_, copy) = found.ok_or(io::ErrorKind::NotFound)?;
-        self.log.read(copy.position, into)?;
+        // Nobody changes it any more, so what was found there is there still.
+        if self.log.read(copy.position, into)? != Content::Present {
+            return Err(io::Error::other(format!(
+                "log block {} of the held journal is not held any more",
+                copy.position
+            )));
+        }
         if copy.restore(&self.format, into) {
             return Ok(());
         }
@@ -255,8 +265,8 @@ impl Run<'_, '_> {
                         operation
                     }
                     Step::Flush { operation } => {
-                        self.home.sync_data()?;
-                        self.journal.sync_data()?;
+                        self.home.sync_since(self.failed_flushes[0])?;
+                        self.journal.sync_since(self.failed_flushes[1])?;
                         operation
                     }
                     Step::Answer { is_good, .. } => return Ok(is_good),

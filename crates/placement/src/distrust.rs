@@ -197,13 +197,14 @@ pub(crate) fn remember(place: &FoundLogPlace, journal: &LoggedFile) -> io::Resul
     let offset =
         place.offset_of(0).ok_or_else(|| io::Error::other("the journal's superblock has no place on its disk"))?;
     let mut raw = [0; SUPERBLOCK_BYTES];
+    let failed_flushes = journal.failed_flushes();
     journal.read_exact_at(&mut raw, offset)?;
     // Where the guest has put something else, there is no such journal any more.
     if let Ok(distrusted) = mark::distrusted(&raw)
         && distrusted != raw
     {
         journal.write_all_at(&distrusted, offset)?;
-        journal.sync_data()?;
+        journal.sync_since(failed_flushes)?;
     }
     Ok(())
 }

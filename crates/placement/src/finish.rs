@@ -15,17 +15,19 @@ use std::io;
 use std::time::Instant;
 use write_log::LoggedFile;
 
-/// A part of an image.
+/// A part of an image. Once a flush of the image has failed, whoever asked for that, and of whatever part, no flush of this one ends well.
 pub(crate) struct ImagePart<'a> {
     file: &'a LoggedFile,
     start: u64,
     len: u64,
+    /// How many flushes had failed before anything was written here.
+    failed_flushes: u64,
 }
 
 impl<'a> ImagePart<'a> {
     /// The `len` bytes of an image from `start` on.
     pub(crate) fn new(file: &'a LoggedFile, start: u64, len: u64) -> Self {
-        ImagePart { file, start, len }
+        ImagePart { file, start, len, failed_flushes: file.failed_flushes() }
     }
 
     fn check(&self, offset: u64, len: usize) -> io::Result<u64> {
@@ -55,7 +57,7 @@ impl HomeWriter for ImagePart<'_> {
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        self.file.sync_data()
+        self.file.sync_since(self.failed_flushes)
     }
 }
 
@@ -208,7 +210,7 @@ pub(crate) fn write_home_of<L: LogRead + Send>(
     let log_bounds = LogBounds { superblock_position: 0, blocks: place.log_blocks };
     let len = place.home_blocks * u64::from(place.block_bytes);
     let replay = recovery::Replay::prepare(log, log_bounds, &bounds)?;
-    replay.write_blocks(log, &mut ImagePart { file: home, start: place.home_start, len })
+    replay.write_blocks(log, &mut ImagePart::new(home, place.home_start, len))
 }
 
 /// What [`finish`] would replay; nothing is written.
@@ -250,10 +252,10 @@ fn replay<L: LogRead + Send>(
         .ok_or_else(|| Error::Refused("the journal's superblock has no place on its disk".to_owned()))?;
     let excluded = place.own_blocks.iter().map(|range| (range.start, range.end)).collect();
     let bounds = HomeBounds::from_parts(place.home_blocks, block_bytes, excluded);
-    let mut part = ImagePart { file: home, start: place.home_start, len: place.home_blocks * u64::from(block_bytes) };
+    let mut part = ImagePart::new(home, place.home_start, place.home_blocks * u64::from(block_bytes));
     // Routing has the superblock at position 0, wherever that is on the disk.
     let log_bounds = LogBounds { superblock_position: 0, blocks: place.log_blocks };
-    let mut other = ImagePart { file: journal, start: 0, len: u64::MAX };
+    let mut other = ImagePart::new(journal, 0, u64::MAX);
     let journal_place = if place.is_external {
         JournalPlace::Other { disk: &mut other, offset: superblock_at }
     } else {
@@ -285,11 +287,10 @@ pub(crate) fn write_in_place(
     let block_bytes = u64::from(place.block_bytes);
     let excluded = place.own_blocks.iter().map(|range| (range.start, range.end)).collect();
     let bounds = HomeBounds::from_parts(place.home_blocks, place.block_bytes, excluded);
-    let mut home_part =
-        ReadOnly(ImagePart { file: home, start: place.home_start, len: place.home_blocks * block_bytes });
+    let mut home_part = ReadOnly(ImagePart::new(home, place.home_start, place.home_blocks * block_bytes));
     // Blocks of a log need not be aligned to the disk, only to each other.
     let first = place.runs.first().map_or(0, |run| run.offset % block_bytes);
-    let mut log_part = ImagePart { file: journal, start: first, len: u64::MAX };
+    let mut log_part = ImagePart::new(journal, first, u64::MAX);
     let extents: Vec<extfs::JournalExtent> = place
         .runs
         .iter()
@@ -349,8 +350,9 @@ fn materialise(held: &HeldLog<'_>, place: &FoundLogPlace, journal: &LoggedFile) 
     let mut report = Report::of(Status::Materialised)
         .with_note("the journal has features that only the guest's own kernel can replay; it will at the next mount");
     write_blocks(held, place, journal, &mut report)?;
+    let failed_flushes = journal.failed_flushes();
     write_block(held, place, journal, 0)?;
-    journal.sync_data().map_err(|e| failed("flushing the journal's superblock", e))?;
+    journal.sync_since(failed_flushes).map_err(|e| failed("flushing the journal's superblock", e))?;
     report.seconds = started.elapsed().as_secs_f64();
     Ok(report)
 }
@@ -361,6 +363,7 @@ fn materialise(held: &HeldLog<'_>, place: &FoundLogPlace, journal: &LoggedFile) 
 fn mark_behind_all(held: &HeldLog<'_>, place: &FoundLogPlace, journal: &LoggedFile) -> Result<(), Error> {
     let marking = |error| failed("marking the journal anew", error);
     let Some(at) = place.offset_of(0) else { return Ok(()) };
+    let failed_flushes = journal.failed_flushes();
     let mut raw = [0; SUPERBLOCK_BYTES];
     journal.read_exact_at(&mut raw, at).map_err(marking)?;
     let Says::Held(opening) = Stored::read(&raw).says else { return Ok(()) };
@@ -368,7 +371,7 @@ fn mark_behind_all(held: &HeldLog<'_>, place: &FoundLogPlace, journal: &LoggedFi
     if marked[..] != raw[..] {
         journal.write_all_at(&marked, at).map_err(marking)?;
     }
-    journal.sync_data().map_err(marking)
+    journal.sync_since(failed_flushes).map_err(marking)
 }
 
 /// The first number that none of the held blocks of a log has.
@@ -409,13 +412,14 @@ fn write_blocks(
     journal: &LoggedFile,
     report: &mut Report,
 ) -> Result<(), Error> {
+    let failed_flushes = journal.failed_flushes();
     for position in 1..held.log_blocks() {
         if write_block(held, place, journal, position)? {
             report.blocks_written += 1;
             report.bytes_written += u64::from(place.block_bytes);
         }
     }
-    journal.sync_data().map_err(|e| failed("flushing the log", e))
+    journal.sync_since(failed_flushes).map_err(|e| failed("flushing the log", e))
 }
 
 /// Writes a log block to its own place, if it is held.

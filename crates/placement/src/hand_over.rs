@@ -270,14 +270,16 @@ impl Journals {
     fn bring_to_storage(&self, log: &Log, taking: &Taking<'_>, marked: Option<&Marked>) -> io::Result<u64> {
         let (home, journal) = (&log.home.file, &log.journal.file);
         let (held, cursor) = (&taking.log(), taking.cursor());
+        let failed_flushes = journal.failed_flushes();
         let report = write_home(held, &log.place, home, journal).map_err(io::Error::other)?;
         DiskCounters::add(&log.home.counters.home_bytes_to_storage, report.bytes_written);
         // In front of the guest's own blocks, of which some have such a number.
         numbers::wipe(held, &log.place, journal, (cursor.sequence, held.numbered()))?;
         let bytes = self.write_open_end(log, held, cursor, journal)?;
-        journal.sync_data()?;
+        journal.sync_since(failed_flushes)?;
         held.note_hand_over(Some(cursor));
-        if let Err(error) = write_superblock(log, held, cursor, journal).and_then(|()| journal.sync_data()) {
+        let written = write_superblock(log, held, cursor, journal).and_then(|()| journal.sync_since(failed_flushes));
+        if let Err(error) = written {
             // Whether it arrived is not known. What is committed from now on is held here again, so nobody may take
             // storage's word for it: without the note, a log that is live there is refused.
             held.note_hand_over(None);

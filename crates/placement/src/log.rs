@@ -267,6 +267,11 @@ impl Log {
         std::mem::replace(&mut self.inner().trust, Trust::LostAndStuck) != Trust::LostAndStuck
     }
 
+    /// Whether no age is wished: its guest is told of a commit when that is durable.
+    pub(crate) fn is_durable_at_once(&self) -> bool {
+        self.home.durable_within().is_some_and(|within| within.is_zero())
+    }
+
     /// Where it shall live from the next mount on.
     pub fn wanted(&self) -> PlacementKind {
         self.inner().wanted

@@ -47,6 +47,7 @@ pub(crate) fn wipe(
     let Some(numbered) = numbered.filter(|_| may_meet(next, numbered)) else { return Ok(()) };
     // A sector is whole or not: of a block that is half zeros a power cut would leave one that no kernel understands.
     let nothing = [0; SECTOR_BYTES];
+    let failed_flushes = journal.failed_flushes();
     for position in 1..place.log_blocks {
         let Some(offset) = place.offset_of(position) else { continue };
         if held.location(position) == Location::Storage {
@@ -59,5 +60,5 @@ pub(crate) fn wipe(
             journal.write_all_at(&nothing, offset)?;
         }
     }
-    journal.sync_data()
+    journal.sync_since(failed_flushes)
 }

@@ -130,11 +130,6 @@ fn refuse_aged(log: &Log, why: &str) -> io::Error {
     ))
 }
 
-/// Whether its guest is told of a commit when that is durable.
-fn is_at_once(log: &Log) -> bool {
-    log.home.durable_within().is_some_and(|within| within.is_zero())
-}
-
 fn refused(what: impl Into<String>) -> io::Error {
     io::Error::other(what.into())
 }
@@ -380,7 +375,7 @@ impl Journals {
             Ok(follows) => Ok(follows),
             // What waits for durability fails, as it would have: whoever repeats it is told so. And nobody waits whose log was being
             // recovered: its guest is gone, or was answered before it was suspended.
-            Err(why) if books.doubt.is_doubted || books.is_recovering || !is_at_once(log) => {
+            Err(why) if books.doubt.is_doubted || books.is_recovering || !log.is_durable_at_once() => {
                 log::warn!(
                     "disk {}: the journal of the file system at byte {} is only held for now: {why}",
                     log.home.options.name,

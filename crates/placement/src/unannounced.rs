@@ -229,16 +229,17 @@ impl Log {
     fn announce(&self, start: u32, sequence: u32) -> io::Result<()> {
         let at = self.place.home_start + SUPERBLOCK_OFFSET;
         let mut raw = vec![0; SUPERBLOCK_BYTES];
+        let failed_flushes = [&self.home, &self.journal].map(|disk| disk.file.failed_flushes());
         self.home.file.read_exact_at(&mut raw, at)?;
         if !extfs::Superblock::parse(&raw).map_err(io::Error::other)?.needs_recovery() {
             extfs::SuperblockEdit::new(&mut raw).map_err(io::Error::other)?.set_needs_recovery().seal();
             self.home.file.write_all_at(&raw, at)?;
-            self.home.file.sync_data()?;
+            self.home.file.sync_since(failed_flushes[0])?;
         }
         let mut superblock = self.stored_superblock()?;
         SuperblockEdit::new(&mut superblock).map_err(io::Error::other)?.start(start).sequence(sequence).seal();
         self.journal.file.write_all_at(&superblock, self.place_of(0)?)?;
-        self.journal.file.sync_data()
+        self.journal.file.sync_since(failed_flushes[1])
     }
 }
 

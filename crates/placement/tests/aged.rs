@@ -268,25 +268,28 @@ impl Rig {
         }
     }
 
+    /// Storage has a write.
+    fn write_down(&self, operation: &DiskOperation) {
+        let mut bytes = Vec::new();
+        for buffer in &operation.buffers {
+            match buffer {
+                Buffer::Slice(slice) => {
+                    let at = bytes.len();
+                    bytes.resize(at + slice.len(), 0);
+                    slice.copy_out(0, &mut bytes[at..]);
+                }
+                Buffer::Bytes(more) => bytes.extend_from_slice(more),
+            }
+        }
+        self.file.write_all_at(&bytes, operation.offset).expect("written");
+        self.log.written(operation.offset, &bytes);
+    }
+
     fn settle_one(&mut self) {
         let operation = self.waiting.remove(0);
         match operation.operation {
             Operation::Write if self.fails => {}
-            Operation::Write => {
-                let mut bytes = Vec::new();
-                for buffer in &operation.buffers {
-                    match buffer {
-                        Buffer::Slice(slice) => {
-                            let at = bytes.len();
-                            bytes.resize(at + slice.len(), 0);
-                            slice.copy_out(0, &mut bytes[at..]);
-                        }
-                        Buffer::Bytes(more) => bytes.extend_from_slice(more),
-                    }
-                }
-                self.file.write_all_at(&bytes, operation.offset).expect("written");
-                self.log.written(operation.offset, &bytes);
-            }
+            Operation::Write => self.write_down(&operation),
             Operation::Flush => {
                 let flush = self.log.flush_begins();
                 self.log.flush_ended(&flush, true);
@@ -1580,7 +1583,8 @@ fn storage_that_has_failed_is_no_truth_for_a_recovery() {
             rig.journals.disk(0).note_failed_flush();
             assert!(is_aged(&rig));
         }
-        assert_eq!(doubt(&rig), Doubt { is_doubted: true, is_untold: !is_heard, owes_errors: false });
+        let expected = Doubt { is_doubted: true, is_untold: !is_heard, owes_errors: false, is_held_only: is_heard };
+        assert_eq!(doubt(&rig), expected);
         rig.log.mark("recovery");
         expect_recovered(&rig);
         let log = File::open(rig.directory.path().join("log")).expect("the log");

@@ -655,7 +655,7 @@ impl World {
     /// what the guest may have written past its journal.
     fn host_writes(&mut self) -> Result<(), String> {
         let Some(machine) = &self.machine else { return Ok(()) };
-        let under_way = machine.under_way_to();
+        let under_way = machine.closed_to_host();
         let owed: Vec<(u64, u32)> = self
             .books
             .iter()

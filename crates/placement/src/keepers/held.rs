@@ -234,7 +234,11 @@ impl Keeper for Held {
             SuperblockEffect::Opened => {
                 let marked = self.begin_aging(log, block).and_then(|is_aged| match is_aged {
                     true => Ok(()),
-                    false => write_mark(log, &self.area, MarkKind::Held, block),
+                    false => {
+                        write_mark(log, &self.area, MarkKind::Held, block)?;
+                        self.aged_is_held_only();
+                        Ok(())
+                    }
                 });
                 if let Err(error) = marked {
                     // Nothing is owed yet: the log is as if it had not been opened.

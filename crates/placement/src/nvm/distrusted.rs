@@ -128,8 +128,9 @@ impl Work {
             .seal();
         self.leave_to_guest(state)?;
         // A kill before that leaves it said to be not what it seemed, which costs its place in the region, and nothing else.
+        let failed_flushes = log.journal.file.failed_flushes();
         log.journal.file.write_all_at(&superblock, log.place_of(0)?)?;
-        log.journal.file.sync_data()
+        log.journal.file.sync_since(failed_flushes)
     }
 
     /// Writes a log to its own place as its guest has it: durable on return.

@@ -256,7 +256,7 @@ impl Judged {
         if !run.is_empty() {
             write(first, &run)?;
         }
-        home.sync_data().map_err(failed("flushing the recovered blocks"))
+        part.flush().map_err(failed("flushing the recovered blocks"))
     }
 
     fn part<'a>(&self, home: &'a LoggedFile) -> ImagePart<'a> {
@@ -272,8 +272,9 @@ impl Judged {
 
     /// Has storage say that the log is in its own place.
     fn leave(&self, home: &LoggedFile) -> Result<(), Error> {
+        let failed_flushes = home.failed_flushes();
         home.write_all_at(&self.owner.attachment, self.superblock_offset()?)
-            .and_then(|()| home.sync_data())
+            .and_then(|()| home.sync_since(failed_flushes))
             .map_err(|source| Error::Failed { what: "writing the journal's superblock".to_owned(), source })
     }
 

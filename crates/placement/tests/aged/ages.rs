@@ -156,6 +156,44 @@ fn nothing_goes_home_beside_a_recovery_that_failed() {
     assert!(has_failed > 4, "{has_failed} failures");
 }
 
+/// A flush of another part of the image fails just before a write of a recovery, and storage says so to whoever asked for that one: what the
+/// recovery wrote before may be lost, so none of its own flushes says that it is durable.
+#[test]
+fn a_recovery_counts_on_no_flush_behind_one_that_failed() {
+    let mut has_failed = 0;
+    for writes in 1.. {
+        let mut rig = Rig::new(Some(AGE));
+        rig.open();
+        rig.commit();
+        rig.settle();
+        rig.pass(2 * AGE.as_millis() as u64);
+        assert!(rig.compounds() > 0);
+        rig.commit();
+        rig.settle();
+        let (written, journals) = (Arc::new(AtomicU64::new(0)), Arc::clone(&rig.journals));
+        let counted = Arc::clone(&written);
+        rig.journals.disk(0).simulate_writes(move || {
+            if counted.fetch_add(1, Ordering::AcqRel) + 1 == writes {
+                journals.disk(0).note_failed_flush();
+            }
+            true
+        });
+        let recovered = rig.journals.recover_disk(0);
+        if written.load(Ordering::Acquire) < writes {
+            recovered.expect("nothing has failed");
+            break;
+        }
+        let error = recovered.expect_err("what was written may be lost").to_string();
+        assert!(error.contains("flush"), "{error}");
+        has_failed += 1;
+        rig.journals.recover_disk(0).unwrap_or_else(|error| panic!("after {writes} writes: {error}"));
+        let bytes = std::fs::read(&rig.image).expect("the image");
+        let is_there = state(&Image::of(&bytes), (&rig.log_at, &rig.homes), rig.committed, false);
+        assert_eq!(is_there, Ok(rig.committed), "after {writes} writes");
+    }
+    assert!(has_failed > 4, "{has_failed} failures");
+}
+
 /// With an age nobody was promised more than that it is held, also while durability ends for a fault.
 #[test]
 fn a_commit_beside_a_fault_is_held() {

@@ -467,7 +467,8 @@ fn with_no_age_a_commit_fails_that_cannot_become_durable() {
         if !says_it {
             // It was killed when it had written down that storage failed and nothing else, or is of a build that says no more.
             let id = guest.rig.journals.logs()[0].id;
-            guest.rig.journals.area.note_doubt(id, |doubt| doubt.owes_errors = false);
+            let only_failed = Doubt { is_doubted: true, ..Doubt::default() };
+            guest.rig.journals.area.note_doubt(id, |doubt| *doubt = only_failed);
             assert!(guest.rig.journals.area.adopted(id).expect("it is open").doubt.is_doubted);
         }
         if dies_again {
@@ -561,6 +562,203 @@ fn a_commit_that_is_only_held_does_not_fail_when_it_is_asked_for_again() {
     guest.wake();
     guest.settle();
     assert_eq!((guest.acknowledged, guest.failures), (2, 0));
+}
+
+impl Guest {
+    /// What the guest asks for to commit its next transaction: the body, and the commit block.
+    fn next_commit(&mut self) -> (Vec<Asked>, Asked) {
+        let log = self.rig.transaction();
+        let asked = |(position, content): (u32, Vec<u8>)| {
+            let (kind, offset) = (RequestKind::Write, self.rig.log_at[position as usize]);
+            Asked { kind, offset, content, commits: None }
+        };
+        let mut body: Vec<Asked> = log.into_iter().map(asked).collect();
+        let commit = body.pop().expect("a commit block");
+        (body, Asked { commits: Some(self.rig.committed), ..commit })
+    }
+
+    fn set_age(&mut self, within: Option<Duration>) {
+        self.within = within;
+        self.rig.journals.set_durable_within(0, within).expect("possible");
+        self.wake();
+    }
+
+    /// There is no memory for the first block of the next transaction behind its descriptor. Gives those after that.
+    fn lacks_memory(&mut self) -> Vec<Asked> {
+        let (mut rest, commit) = self.next_commit();
+        self.ask(rest.remove(0));
+        simulated_room::set_full(true);
+        self.ask(rest.remove(0));
+        simulated_room::set_full(false);
+        rest.push(commit);
+        rest
+    }
+
+    fn doubt(&self) -> Doubt {
+        self.rig.journals.area.adopted(self.rig.journals.logs()[0].id).expect("it is open").doubt
+    }
+
+    /// Another worker goes on, and is asked for this commit again; it was answered or not. Whether it is answered well.
+    fn is_good_again(&mut self, commit: &Asked) -> bool {
+        self.die().expect("another one goes on");
+        self.asked.clear();
+        self.left.clear();
+        (self.acknowledged, self.failures) = (0, 0);
+        self.ask_as(commit.clone(), true);
+        for _ in 0..3 {
+            self.settle();
+            self.wake();
+        }
+        assert!(self.asked.is_empty(), "it is answered");
+        self.failures == 0
+    }
+}
+
+/// No age is wished, and not in force before storage is a truth: where there is no memory for that or storage fails, nobody was promised more
+/// than that his commit is held, and none fails; under this worker, nor under the next one, wherever this one dies.
+#[test]
+fn a_commit_does_not_fail_where_no_age_was_never_in_force() {
+    let mut ends = 0;
+    for (waits, fails, settles) in (0..8).map(|bits| (bits & 1 != 0, bits & 2 != 0, bits & 4 != 0)) {
+        for steps in 0.. {
+            let mut guest = Guest::new(6, None);
+            let (body, mut commit) = guest.next_commit();
+            body.into_iter().for_each(|asked| guest.ask(asked));
+            guest.ask(commit.clone());
+            guest.settle();
+            assert_eq!(guest.acknowledged, 1, "it is held");
+            guest.set_age(Some(Duration::ZERO));
+            (0..steps).for_each(|_| guest.one());
+            if guest.rig.within_s().is_some() {
+                break;
+            }
+            ends += 1;
+            if waits {
+                let body;
+                (body, commit) = guest.next_commit();
+                body.into_iter().for_each(|asked| guest.ask(asked));
+                guest.ask(commit.clone());
+            }
+            if fails {
+                guest.rig.fails = true;
+                guest.one();
+                guest.rig.fails = false;
+            } else {
+                guest.lacks_memory();
+            }
+            if settles {
+                guest.settle();
+                let last = if waits { 2 } else { 1 };
+                assert_eq!((guest.acknowledged, guest.failures, said(&guest.rig).errno != 0), (last, 0, true));
+            }
+            let what = format!("after {steps} steps, waits: {waits}, storage fails: {fails}, settles: {settles}");
+            assert!(!guest.doubt().owes_errors, "{what}");
+            assert!(guest.is_good_again(&commit), "{what}");
+        }
+    }
+    assert!(ends > 8 * 3, "{ends} ends");
+}
+
+/// A flush failed where no age was promised: that promises nobody more later.
+#[test]
+fn a_commit_that_is_held_beside_failed_storage_is_good_whatever_is_wished_later() {
+    let mut guest = Guest::new(8, None);
+    let (body, commit) = guest.next_commit();
+    body.into_iter().for_each(|asked| guest.ask(asked));
+    guest.rig.journals.disk(0).note_failed_flush();
+    guest.set_age(Some(Duration::ZERO));
+    guest.ask(commit.clone());
+    guest.settle();
+    assert_eq!((guest.acknowledged, guest.rig.within_s()), (1, None));
+    assert!(guest.doubt().is_doubted);
+    for _ in 0..2 {
+        assert!(guest.is_good_again(&commit));
+    }
+}
+
+/// A commit that was to be durable is to fail when it is asked for again, for as long as no age is wished, and until all is durable.
+#[test]
+fn errors_are_owed_no_longer_than_the_promise_holds() {
+    for change in [None, Some(AGE), Some(Duration::ZERO)] {
+        for is_followed in [false, true] {
+            let mut guest = Guest::new(9, Some(Duration::ZERO));
+            guest.commit();
+            guest.settle();
+            guest.rig.gives_up();
+            let (body, commit) = guest.next_commit();
+            body.into_iter().for_each(|asked| guest.ask(asked));
+            guest.ask(commit.clone());
+            let rest = guest.lacks_memory();
+            guest.settle();
+            assert!(said(&guest.rig).errno != 0 && guest.doubt().owes_errors);
+            if is_followed {
+                guest.die().expect("another one goes on");
+                (guest.asked, guest.left) = Default::default();
+                assert!(guest.doubt().owes_errors);
+            }
+            if change == Some(Duration::ZERO) {
+                // All of it goes home, and its log goes on without blocks in their own places.
+                rest.into_iter().for_each(|asked| guest.ask(asked));
+                guest.bring_home();
+                guest.begin_log(guest.rig.builder.position, guest.rig.builder.sequence);
+                for _ in 0..4 {
+                    guest.settle();
+                    guest.rig.clock.fetch_add(5000, Ordering::AcqRel);
+                    guest.wake();
+                }
+                guest.settle();
+                assert_eq!(guest.rig.within_s(), Some(0), "it is in force again");
+            } else {
+                guest.set_age(change);
+            }
+            assert!(!guest.doubt().owes_errors, "{change:?}, followed: {is_followed}");
+            if change != Some(Duration::ZERO) {
+                guest.set_age(Some(Duration::ZERO));
+                assert!(guest.is_good_again(&commit), "{change:?}, followed: {is_followed}");
+            }
+        }
+    }
+}
+
+/// Errors are owed when durability begins again: who repeats a commit that was promised to be durable is told of one, if that ends before it is; who
+/// commits beside that was promised no more than that it is held.
+#[test]
+fn a_promise_that_was_broken_stays_so_while_durability_begins_again() {
+    for is_repeated in [false, true] {
+        let mut guest = Guest::new(10, Some(Duration::ZERO));
+        guest.commit();
+        guest.settle();
+        guest.rig.gives_up();
+        let (body, commit) = guest.next_commit();
+        body.into_iter().for_each(|asked| guest.ask(asked));
+        guest.ask(commit.clone());
+        let id = guest.rig.journals.logs()[0].id;
+        guest.rig.journals.area.note_doubt(id, |doubt| doubt.owes_errors = true);
+        guest.rig.journals.set_durable_within(0, None).expect("possible");
+        // It ends for a wish that no worker has seen when the next one begins with no age: the table says what is owed.
+        guest.wake();
+        guest.settle();
+        guest.rig.journals.area.note_doubt(id, |doubt| doubt.owes_errors = true);
+        guest.die().expect("another one goes on");
+        (guest.asked, guest.left, guest.acknowledged, guest.failures) = Default::default();
+        guest.wake();
+        assert!(!guest.rig.waiting.is_empty() && guest.rig.within_s().is_none(), "it begins");
+        let asked = if is_repeated {
+            commit.clone()
+        } else {
+            let (body, next) = guest.next_commit();
+            body.into_iter().for_each(|asked| guest.ask(asked));
+            next
+        };
+        guest.ask_as(asked, is_repeated);
+        assert_eq!((guest.acknowledged, guest.failures), (0, 0), "it waits");
+        guest.lacks_memory();
+        guest.settle();
+        let expected = if is_repeated { (0, 1) } else { (3, 0) };
+        assert_eq!((guest.acknowledged, guest.failures), expected);
+        assert!(guest.doubt().owes_errors);
+        assert!(!guest.is_good_again(&commit));
+    }
 }
 
 /// A bitmap that is durable in the log, and older at home: what is in use by it is no append under the next worker either.

@@ -132,6 +132,8 @@ struct Aging {
     /// The host's own that wait.
     hosts: HashMap<WriteId, (usize, HostWrite)>,
     answers: HashMap<AnswerId, Asked>,
+    /// Until it is proven: who repeats a commit was promised that it is durable ([`State::owes_errors`]).
+    owes_errors: bool,
     /// The superblock of this request is taken now.
     ready: Option<RequestId>,
     /// The guest has closed the log, and storage says so.
@@ -178,7 +180,13 @@ struct Pending {
 #[derive(Debug)]
 enum Asked {
     Commit(Vec<RequestId>),
-    Superblock { request: RequestId, content: Vec<u8>, closes: bool },
+    /// Of an earlier process, which did not answer.
+    CommitAgain(Vec<RequestId>),
+    Superblock {
+        request: RequestId,
+        content: Vec<u8>,
+        closes: bool,
+    },
     Nobody,
 }
 
@@ -325,6 +333,7 @@ impl Aging {
             flights: HashMap::new(),
             hosts: HashMap::new(),
             answers: HashMap::new(),
+            owes_errors: false,
             ready: None,
             is_closed: false,
             ending: None,
@@ -394,9 +403,14 @@ impl Aging {
     ) -> T {
         let mut said = Vec::new();
         let mut view = Shown { log, area: &held.area, id: held.id, watched: &mut self.watched };
-        let compounds = self.machine.status().compounds;
+        let (compounds, was_proven) = (self.machine.status().compounds, self.machine.is_proven());
         let result = call(&mut self.machine, log.home.now() - self.since, &mut view, &mut said);
         self.time_compounds(log, compounds);
+        if !was_proven && self.machine.is_proven() {
+            // From here on a commit that is answered late is promised to be durable. What waited is.
+            self.owes_errors = false;
+            held.area.note_doubt(held.id, |doubt| (doubt.owes_errors, doubt.is_held_only) = (false, false));
+        }
         // Before any of it is written: who goes on without this process has to know it.
         let numbered = Some(self.next_number());
         if self.numbered != numbered {
@@ -521,14 +535,17 @@ impl Aging {
     }
 
     /// Whether a commit that is not durable when durability ends is held from now on as it would be without, whatever ends it. Who was
-    /// promised more than that, and waits for it, is not told that it is so.
-    fn promises_held(&self) -> bool {
-        self.ending.as_ref().is_some_and(|ending| ending.cause == Cause::Wish) || !self.answers_late()
+    /// promised more than that, and waits for it, is not told that it is so: with no age, once that is in force, which it is not before
+    /// storage is a truth; or before this began, where the commit is one that is repeated.
+    fn promises_held(&self, is_repeated: bool) -> bool {
+        let is_promised = self.machine.is_proven() || is_repeated && self.owes_errors;
+        let is_wished = self.ending.as_ref().is_some_and(|ending| ending.cause == Cause::Wish);
+        is_wished || !self.answers_late() || !is_promised
     }
 
     /// There is no durability any more, nor an end of it that anybody could wait for. Gives everybody who waits, for the machine or for that end.
     fn take_waiting(&mut self) -> Waited {
-        let is_held = self.promises_held();
+        let (is_held, is_held_again) = (self.promises_held(false), self.promises_held(true));
         let mut waited = Waited { held: std::mem::take(&mut self.told_later), ..Waited::default() };
         let mut said = Vec::new();
         self.machine.give_up(&mut said);
@@ -538,7 +555,8 @@ impl Aging {
         for (answer, asked) in asked {
             match asked {
                 Asked::Commit(requests) if is_held || is_good(answer) => waited.held.extend(requests),
-                Asked::Commit(requests) => waited.refused.extend(requests),
+                Asked::CommitAgain(requests) if is_held_again || is_good(answer) => waited.held.extend(requests),
+                Asked::Commit(requests) | Asked::CommitAgain(requests) => waited.refused.extend(requests),
                 Asked::Superblock { request, content, .. } => waited.superblocks.push((request, content)),
                 Asked::Nobody => {}
             }
@@ -549,10 +567,12 @@ impl Aging {
     }
 
     fn answered(&mut self, answer: AnswerId, is_good: bool, steps: &mut Steps) {
-        let is_held = self.ending.is_some() && self.promises_held();
+        let is_held = |is_repeated| self.ending.is_some() && self.promises_held(is_repeated);
+        let (is_held, is_held_again) = (is_held(false), is_held(true));
         match self.answers.remove(&answer) {
             Some(Asked::Commit(requests)) if !is_good && is_held => self.told_later.extend(requests),
-            Some(Asked::Commit(requests)) => {
+            Some(Asked::CommitAgain(requests)) if !is_good && is_held_again => self.told_later.extend(requests),
+            Some(Asked::Commit(requests) | Asked::CommitAgain(requests)) => {
                 let status = if is_good { Status::Ok } else { Status::IoError };
                 requests.into_iter().for_each(|request| steps.push(Side::Journal, Step::Release(request, status)));
             }
@@ -601,8 +621,7 @@ impl Held {
         *state = State { stints, counted, failed_flushes: log.home.failed_flushes(), ..State::default() };
         self.area.tell_accepted(self.id, false);
         self.area.note_numbered(self.id, None);
-        self.area.note_doubt(self.id, |doubt| doubt.is_doubted = false);
-        self.area.note_doubt(self.id, |doubt| doubt.owes_errors = false);
+        self.area.note_doubt(self.id, |doubt| *doubt = Doubt { is_untold: doubt.is_untold, ..Doubt::default() });
         let Some(within) = log.home.durable_within() else { return Ok(false) };
         if let Some(why) = hindrance(log, block) {
             say_why_not(log, &mut state, why);
@@ -791,19 +810,31 @@ impl Held {
         let mut state = self.state();
         requests.sort_unstable_by_key(|request| request.0);
         requests.dedup();
-        let owes_errors = state.owes_errors;
+        let owes_errors = self.owes_errors(log, &mut state);
         match &mut state.aging {
             Some(aging) if aging.answers_late() => {
                 for request in &requests {
                     steps.push(Side::Journal, Step::Hold(*request));
                 }
-                let answer = aging.ask(Asked::Commit(requests));
+                let answer = aging.ask(Asked::CommitAgain(requests));
                 aging.call(self, log, steps, |machine, now, view, said| machine.flush_now(now, answer, view, said));
             }
             None if owes_errors => requests.into_iter().for_each(|request| steps.fail(request)),
             _ => {}
         }
         self.end_if_drained(log, &mut state, steps);
+    }
+
+    /// Whether a commit that is repeated is to be told of an error. Where no age is not wished any more, a commit that is held is good, and stays so
+    /// whatever is wished later.
+    fn owes_errors(&self, log: &Log, state: &mut State) -> bool {
+        if !log.is_durable_at_once() {
+            let aging_owes = state.aging.as_mut().is_some_and(|aging| std::mem::take(&mut aging.owes_errors));
+            if std::mem::take(&mut state.owes_errors) || aging_owes {
+                self.area.note_doubt(self.id, |doubt| doubt.owes_errors = false);
+            }
+        }
+        state.owes_errors
     }
 
     /// The guest is about to change homes.
@@ -1028,10 +1059,10 @@ impl Held {
         is_covered
     }
 
-    /// Blocks to which the guest may write just now, by what the machine says, whether or not it does yet: the host does not begin to
-    /// ([`Durability::under_way_to`]).
+    /// Blocks to which the guest may write just now, by what the machine says, or waits to, whether or not it does yet: the host does not begin to
+    /// ([`Durability::closed_to_host`]).
     pub(super) fn aged_under_way(&self) -> BlockSet {
-        self.state().aging.as_ref().map_or_else(BlockSet::default, |aging| aging.machine.under_way_to())
+        self.state().aging.as_ref().map_or_else(BlockSet::default, |aging| aging.machine.closed_to_host())
     }
 
     /// The host is about to write these home.
@@ -1046,7 +1077,7 @@ impl Held {
                 continue;
             };
             let (id, blocks) = (WriteId(aging.id()), write.block..write.block + 1);
-            debug_assert!(!aging.machine.under_way_to().touches(&blocks), "the host writes beside the guest");
+            debug_assert!(!aging.machine.closed_to_host().touches(&blocks), "the host writes beside the guest");
             // The machine may let it go at once.
             aging.hosts.insert(id, (operation, write));
             let may_go = aging.call(self, log, steps, |machine, now, view, said| {
@@ -1097,6 +1128,7 @@ impl Held {
     /// The disk was woken: what is wished may be something else, or time has come.
     pub(super) fn aged_woken(&self, log: &Log, steps: &mut Steps) {
         let mut state = self.state();
+        self.owes_errors(log, &mut state);
         let wished = log.home.durable_within().filter(|_| !state.is_leaving);
         if let Some(aging) = &mut state.aging
             && aging.ending.is_none()
@@ -1175,11 +1207,11 @@ impl Held {
         let Some(aging) = &mut state.aging else { return Ok(()) };
         let Some(ending) = &aging.ending else { return Ok(()) };
         // Whoever repeats a commit that waited was not answered. What was owed before is not owed any more where all became durable since.
-        let owed_before = state.owes_errors && !aging.machine.is_proven();
+        let owed_before = aging.owes_errors && aging.within.is_zero();
         let owes_errors =
             ending.cause != Cause::Wish && (owed_before || aging.answers_late() && aging.machine.falls_short());
         // Before the mark: who goes on without this process finds a commit that is held, as any other, from then on.
-        self.area.note_doubt(self.id, |doubt| doubt.owes_errors = owes_errors);
+        self.area.note_doubt(self.id, |doubt| (doubt.owes_errors, doubt.is_held_only) = (owes_errors, true));
         let next = Opening { count: aging.opening.count + 1, ..aging.opening };
         // What kernels write once the held log is lost is to have numbers that no compound has.
         let number = aging.next_number();
@@ -1366,7 +1398,7 @@ impl Held {
         let opening = marked.ok_or("its mark on storage is not known")?;
         let mut aging = Aging::new(log, machine, within, (format, opening), &superblock);
         state.stints += 1;
-        (aging.stint, aging.watched) = (state.stints, watched);
+        (aging.stint, aging.watched, aging.owes_errors) = (state.stints, watched, state.owes_errors);
         state.aging = Some(aging);
         self.area.tell_accepted(self.id, true);
         log::info!(
@@ -1536,18 +1568,27 @@ impl Held {
 
     /// Storage does not say yet, or does say, what it is to say of the log under this process.
     pub(super) fn aged_awaits_mark(&self, is_unmarked: bool) {
-        self.state().is_unmarked = is_unmarked;
+        let mut state = self.state();
+        if std::mem::replace(&mut state.is_unmarked, is_unmarked) && !is_unmarked {
+            let owes_errors = state.owes_errors;
+            self.area.note_doubt(self.id, |doubt| (doubt.owes_errors, doubt.is_held_only) = (owes_errors, true));
+        }
+    }
+
+    /// A log was opened, and is held without durability by age.
+    pub(super) fn aged_is_held_only(&self) {
+        self.area.note_doubt(self.id, |doubt| doubt.is_held_only = true);
     }
 
     /// An earlier process has left it open.
     pub(super) fn aged_goes_on_doubted(&self, log: &Log, doubt: Doubt) {
         let mut state = self.state();
         (state.is_doubted, state.failed_flushes) = (doubt.is_doubted, log.home.failed_flushes());
-        // A commit that waited when storage failed is not durable, and was to be told so.
+        // A commit that waited when storage failed is not durable, and was to be told so, if that process had not come to say which do.
         // So was one that waited when durability ended for another reason: it is held, and nothing else tells it from one that was answered.
+        state.owes_errors = doubt.owes_errors || doubt.is_doubted && !doubt.is_held_only;
         // Where nobody wants that any more, a commit that is held is good.
-        let is_wanted = log.home.durable_within().is_some_and(|within| within.is_zero());
-        state.owes_errors = is_wanted && (doubt.is_doubted || doubt.owes_errors);
+        self.owes_errors(log, &mut state);
     }
 
     /// It stays here after all.
