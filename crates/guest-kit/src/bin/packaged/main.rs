@@ -53,7 +53,7 @@ fn vms() -> [Vm; 2] {
     let layout =
         |seed| RecordLayout { order: Order::Overwrite { slots: 30 }, files: 2, seed, ..RecordLayout::default() };
     [
-        Vm { name: "db", options: "", mode: "journal", layout: layout(1), is_replayed: false },
+        Vm { name: "db", options: ",hot-pages=foreseen", mode: "journal", layout: layout(1), is_replayed: false },
         Vm { name: "log", options: ",placement=storage", mode: "ordered", layout: layout(2), is_replayed: true },
     ]
 }
