@@ -20,8 +20,33 @@ pub const LOCAL: &str = "etc/apparmor.d/local/abstractions/libvirt-qemu";
 /// What a brace expands to, at most: more counts as everything.
 const CHOICES_MAX: usize = 64;
 
-/// Whether libvirt confines this domain's QEMU, on the machine whose root directory is `root`.
-pub fn confines(root: &Path, domain: &Element, qemu_conf: &str) -> bool {
+/// The programs of libvirt's that start QEMUs.
+const DAEMONS: [&str; 2] = ["libvirtd", "virtqemud"];
+/// How many processes may be between a hook and the daemon that calls it.
+const ANCESTORS_MAX: usize = 8;
+
+/// The program among the ancestors of a process that starts QEMUs: a hook is called by the one that is about to. Nothing where it is not
+/// found: somebody calls the hook by hand, or may not look.
+fn daemon(root: &Path, hook: u32) -> Option<PathBuf> {
+    let of = |process: u32| root.join("proc").join(process.to_string());
+    let mut process = hook;
+    for _ in 0..ANCESTORS_MAX {
+        let status = read_to_string(of(process).join("status")).ok()?;
+        process = status.lines().find_map(|line| line.strip_prefix("PPid:")?.trim().parse().ok())?;
+        let program = std::fs::read_link(of(process).join("exe")).ok()?;
+        // One that was upgraded under the process.
+        let program = program.to_string_lossy();
+        let program = Path::new(program.trim_end_matches(" (deleted)"));
+        if program.file_name().is_some_and(|name| DAEMONS.iter().any(|daemon| name == *daemon)) {
+            return Some(program.to_owned());
+        }
+    }
+    None
+}
+
+/// Whether libvirt confines this domain's QEMU, on the machine whose root directory is `root`. `hook` is a process that libvirt has called: the
+/// daemon that did so looks for a profile of its own, and whether another daemon has one is nothing to it.
+pub fn confines(root: &Path, domain: &Element, qemu_conf: &str, hook: u32) -> bool {
     let setting = |key: &str| {
         let of = qemu_conf.lines().find_map(|line| line.split_once('=').filter(|(name, _)| name.trim() == key));
         of.map(|(_, value)| value.split('#').next().unwrap_or_default().trim().to_owned())
@@ -35,10 +60,13 @@ pub fn confines(root: &Path, domain: &Element, qemu_conf: &str) -> bool {
         Some(kind) => kind != "dynamic",
         None => setting("security_default_confined").is_some_and(|value| value == "0"),
     };
+    let daemon = daemon(root, hook);
+    let daemon = daemon.as_deref().and_then(Path::file_name).and_then(|name| name.to_str());
     // "libvirtd (enforce)"; in older ones its path.
     let is_libvirts = |line: &str| {
         let name = line.rsplit_once(" (").map_or(line, |(name, _)| name);
-        matches!(name.rsplit('/').next(), Some("libvirtd" | "virtqemud"))
+        let name = name.rsplit('/').next();
+        name.is_some_and(|name| daemon.map_or_else(|| DAEMONS.contains(&name), |daemon| daemon == name))
     };
     let profiles = read_to_string(root.join(PROFILES)).unwrap_or_default();
     !is_other && !is_free && profiles.lines().any(is_libvirts)
@@ -211,6 +239,8 @@ mod tests {
     use super::*;
     use crate::libvirt::xml;
 
+    /// The process that libvirt has called.
+    const HOOK: u32 = 4712;
     const DOMAIN: &str = "<domain><uuid>4dea22b3-1d52-d8f3-2516-782e98ab3fa0</uuid></domain>";
     /// As the package has it.
     const OURS: &str = include_str!("../../../../packaging/apparmor/libvirt-qemu");
@@ -240,7 +270,19 @@ mod tests {
         }
 
         fn confines(&self, domain: &str, qemu_conf: &str) -> bool {
-            confines(self.0.path(), &xml::parse(domain).expect("it is XML"), qemu_conf)
+            confines(self.0.path(), &xml::parse(domain).expect("it is XML"), qemu_conf, HOOK)
+        }
+
+        /// The hook's parent is a shell, and that one's the program.
+        fn is_called_by(&self, program: &str) {
+            for (process, parent, program) in
+                [(HOOK, 4711, "/usr/bin/amberlog"), (4711, 700, "/bin/sh"), (700, 1, program)]
+            {
+                self.write(&format!("proc/{process}/status"), &format!("Name:\tx\nPid:\t{process}\nPPid:\t{parent}\n"));
+                let exe = self.0.path().join(format!("proc/{process}/exe"));
+                let _ = std::fs::remove_file(&exe);
+                std::os::unix::fs::symlink(program, exe).expect("made");
+            }
         }
 
         fn refused(&self, file: &str, wanted: &str) -> bool {
@@ -274,6 +316,31 @@ mod tests {
         }
         std::fs::remove_file(host.0.path().join(PROFILES)).expect("removed");
         assert!(!host.confines(DOMAIN, ""), "there is no AppArmor");
+    }
+
+    /// Each daemon looks for a profile of its own: that of one which does not run confines nobody.
+    #[test]
+    fn the_profile_that_counts_is_that_of_the_daemon_that_starts_the_qemu() {
+        let host = Host::new();
+        let (libvirtd, virtqemud) =
+            ("/usr/sbin/libvirtd (enforce)\n", "virtqemud (enforce)\nvirtqemud//qemu_bridge_helper (enforce)\n");
+        for (program, profiles, is) in [
+            ("/usr/sbin/libvirtd", virtqemud, false),
+            ("/usr/sbin/libvirtd", libvirtd, true),
+            ("/usr/sbin/libvirtd (deleted)", libvirtd, true),
+            ("/usr/sbin/virtqemud", virtqemud, true),
+            ("/usr/sbin/virtqemud", libvirtd, false),
+            // Who calls it is not known: whichever is there counts.
+            ("/usr/bin/bash", virtqemud, true),
+            ("/usr/bin/bash", libvirtd, true),
+        ] {
+            host.write(PROFILES, &format!("/usr/bin/man (enforce)\n{profiles}"));
+            host.is_called_by(program);
+            assert_eq!(host.confines(DOMAIN, ""), is, "{program}, {profiles}");
+        }
+        host.is_called_by("/usr/sbin/virtqemud");
+        host.write(PROFILES, &format!("{libvirtd}{virtqemud}"));
+        assert!(host.confines(DOMAIN, ""), "both");
     }
 
     /// The rules of the package let pass all that the configuration of the package has.

@@ -73,7 +73,8 @@ pub fn run(args: &HookArgs) -> anyhow::Result<()> {
 
 /// Whether AppArmor lets the domain's QEMU use these files, on the machine whose root directory is `root`.
 fn confined(root: &Path, name: &str, domain: &Element, conf: &str, files: &[(PathBuf, &str)]) -> anyhow::Result<()> {
-    let refused = apparmor::confines(root, domain, conf).then(|| apparmor::refused(root, domain, files)).flatten();
+    let is_confined = apparmor::confines(root, domain, conf, std::process::id());
+    let refused = is_confined.then(|| apparmor::refused(root, domain, files)).flatten();
     ensure!(
         refused.is_none(),
         "AppArmor confines the QEMU of the domain {name}, and no rule lets it use {}: cat /usr/share/doc/amberlog/apparmor/libvirt-qemu >> \

@@ -24,6 +24,8 @@ const STREAM: &str = "a";
 struct Host {
     daemon: Daemon,
     namespace: Child,
+    /// Of each disk; the guest has as many processors, so that it uses them all.
+    queues: u32,
 }
 
 impl Drop for Host {
@@ -34,7 +36,7 @@ impl Drop for Host {
 }
 
 impl Host {
-    fn new(bench: &Bench, name: &str, images: &[PathBuf], placement: &str) -> Self {
+    fn new(bench: &Bench, name: &str, images: &[PathBuf], placement: &str, queues: u32) -> Self {
         let mut namespace = Command::new("unshare")
             .args(["--mount", "--propagation", "private", "sh", "-c"])
             .arg("mount -t tmpfs tmpfs /dev/shm && mkdir -m 700 /dev/shm/area && echo ready && exec sleep 10000")
@@ -47,7 +49,7 @@ impl Host {
         let run = bench.path(&format!("run-{name}"));
         let config = bench.path(&format!("{name}.toml"));
         let disks: Vec<String> =
-            images.iter().map(|image| format!("{},placement={placement}", image.display())).collect();
+            images.iter().map(|image| format!("{},placement={placement},queues={queues}", image.display())).collect();
         let text = format!(
             "shm = \"/dev/shm/area\"\nrun = {run:?}\n[migration]\nexperimental = true\n[[vm]]\nname = \"v\"\n\
              disks = {disks:?}\n"
@@ -57,7 +59,7 @@ impl Host {
         command.args(Self::inside(&namespace)).arg(amberlog());
         let daemon = Daemon::start_at(command, &run, &bench.path(&format!("{name}.log")), &config);
         daemon.wait_state("v", "waiting");
-        Host { daemon, namespace }
+        Host { daemon, namespace, queues }
     }
 
     fn inside(namespace: &Child) -> [String; 3] {
@@ -67,6 +69,7 @@ impl Host {
     fn spec(&self, script: &str, incoming: Option<&str>) -> GuestSpec {
         let mut spec = self.daemon.spec_with("v", script, &["--reconnect"]);
         spec.accelerator = Some(Accelerator::Tcg);
+        spec.cpus = self.queues;
         if let Some(uri) = incoming {
             spec.qemu_arguments.extend(["-incoming".into(), uri.into()]);
         }
@@ -112,6 +115,35 @@ fn goes_on(guest: &mut Guest, host: &Host) {
     if let Err(error) = begun.and_then(|_| guest.wait_acknowledged(STREAM, last + 20, LIMIT)) {
         panic!("{error}\n{}", host.daemon.log());
     }
+    assert!(!guest.console().contains("FAILED"), "{}", guest.console());
+    if host.queues > 1 {
+        all_queues_go_on(guest);
+    }
+}
+
+/// What the guest says of how often its disks' second queues were answered grows.
+#[track_caller]
+fn all_queues_go_on(guest: &Guest) {
+    let answered = || {
+        let console = guest.console();
+        assert!(!console.contains("FAILED"), "{console}");
+        // Its last line may not be whole yet.
+        let whole = console.rsplit_once('\n').map_or("", |(whole, _)| whole);
+        let last = whole.lines().rfind(|line| line.starts_with(ANSWERED))?;
+        last[ANSWERED.len()..].split_whitespace().map(|count| count.parse::<u64>().ok()).collect::<Option<Vec<_>>>()
+    };
+    let deadline = Instant::now() + LIMIT;
+    let mut before: Option<Vec<u64>> = None;
+    loop {
+        let now = answered().filter(|now| now.len() == 2);
+        match (&before, &now) {
+            (None, Some(_)) => before.clone_from(&now),
+            (Some(before), Some(now)) if before.iter().zip(now).all(|(before, now)| before < now) => return,
+            _ => {}
+        }
+        assert!(Instant::now() < deadline, "before {before:?}, now {now:?}\n{}", guest.console());
+        std::thread::sleep(Duration::from_millis(50));
+    }
 }
 
 fn end(guest: &mut Guest) -> Reported {
@@ -134,6 +166,26 @@ fn can_be_tried() -> bool {
     is_root
 }
 
+/// Before how often the first disk's queues were answered.
+const ANSWERED: &str = "answered: ";
+
+/// Has each of two queues read into the guest's memory, and read it right, and has what writes the journals submit to one after the other: a
+/// processor of the guest's is a queue.
+const BESIDE: &str = "[ $(ls /sys/block/vda/mq | wc -l) = 2 ] || fail queues
+dd if=/dev/urandom of=/mnt/known bs=64k count=16 conv=fsync 2>/dev/null || fail dd
+sum=$(md5sum < /mnt/known)
+(while :; do
+    for mask in 1 2; do
+        for journal in $(pidof jbd2/vda-8 jbd2/vdb-8); do taskset -p $mask $journal > /dev/null || fail taskset; done
+        echo 1 > /proc/sys/vm/drop_caches
+        [ \"$(taskset $mask md5sum < /mnt/known)\" = \"$sum\" ] || fail what was read
+    done
+    [ $(pidof jbd2/vda-8 jbd2/vdb-8 | wc -w) = 2 ] || fail journals
+    echo answered: $(awk '/-req[.][01]$/ && seen < 2 { seen++; print $2 + $3 }' /proc/interrupts)
+    sleep 0.2
+done) &
+";
+
 /// Two disks: records are written to the first one, and something is written to the other one without end.
 fn images(bench: &Bench) -> (FileSystem, Vec<PathBuf>) {
     let images = vec![bench.path("d.img"), bench.path("e.img")];
@@ -141,26 +193,26 @@ fn images(bench: &Bench) -> (FileSystem, Vec<PathBuf>) {
     (ExtRecipe::ext4(96, 8).make(&images[0]).unwrap(), images)
 }
 
-fn script_of(layout: &RecordLayout) -> String {
+fn script_of(layout: &RecordLayout, queues: u32) -> String {
+    let beside = if queues > 1 { BESIDE } else { "" };
     format!(
         "mount -t ext4 -o data=journal /dev/vda /mnt || fail mount\nmkdir {DIRECTORY} /tmp/e\n\
          mount -t ext4 -o data=journal /dev/vdb /tmp/e || fail mount of the other\n\
-         (while :; do date > /tmp/e/date; sync /tmp/e/date; done) &\n{}",
+         (while :; do date > /tmp/e/date; sync /tmp/e/date; done) &\n{beside}{}",
         record_writer(DIRECTORY, STREAM, layout, "--forever")
     )
 }
 
 /// A guest that is stopped to be moved, and is not moved: whatever the version of QEMU, its memory stays where it is.
-#[test]
-fn a_guest_that_is_not_moved_after_all_goes_on_where_it_is() {
+fn a_guest_is_not_moved_after_all(queues: u32) {
     if !can_be_tried() {
         return;
     }
     let bench = Bench::new();
     let (file_system, images) = images(&bench);
-    let host = Host::new(&bench, "one", &images, "retain");
+    let host = Host::new(&bench, "one", &images, "retain", queues);
     let layout = layout_of("retain");
-    let mut guest = Guest::start(host.spec(&script_of(&layout), None)).unwrap();
+    let mut guest = Guest::start(host.spec(&script_of(&layout, queues), None)).unwrap();
     goes_on(&mut guest, &host);
     let held = images.iter().map(|image| journal_superblock(image).errno).collect::<Vec<_>>();
     assert_eq!(held, [-5, -5], "held");
@@ -267,9 +319,9 @@ fn images_that_could_not_be_given_up_are_given_up_later() {
         Some(unsealable) => drop(unsealable),
         None => return println!("skipped: the file system has no files that only grow"),
     }
-    let host = Host::new(&bench, "one", &images, "retain");
+    let host = Host::new(&bench, "one", &images, "retain", 1);
     let layout = layout_of("retain");
-    let mut guest = Guest::start(host.spec(&script_of(&layout), None)).unwrap();
+    let mut guest = Guest::start(host.spec(&script_of(&layout, 1), None)).unwrap();
     goes_on(&mut guest, &host);
     let is_moved_in_vain = |guest: &mut Guest| {
         let unsealable = Unsealable::new(&images[1]).unwrap();
@@ -323,7 +375,7 @@ fn images_that_could_not_be_given_up_are_given_up_later() {
     assert_records(&file_system, &DIRECTORY[4..], STREAM, &layout, &reported);
 }
 
-fn a_guest_is_moved_and_moved_back(placement: &str) {
+fn a_guest_is_moved_and_moved_back(placement: &str, queues: u32) {
     if !can_be_tried() {
         return;
     }
@@ -335,9 +387,9 @@ fn a_guest_is_moved_and_moved_back(placement: &str) {
     let bench = Bench::new();
     let (file_system, images) = images(&bench);
     let image = images[0].clone();
-    let hosts = [Host::new(&bench, "one", &images, placement), Host::new(&bench, "two", &images, placement)];
+    let hosts = ["one", "two"].map(|name| Host::new(&bench, name, &images, placement, queues));
     let layout = layout_of(placement);
-    let script = script_of(&layout);
+    let script = script_of(&layout, queues);
     assert_eq!(hosts[0].migration()["images"], "awaited");
     let mut guest = Guest::start(hosts[0].spec(&script, None)).unwrap();
     goes_on(&mut guest, &hosts[0]);
@@ -412,5 +464,20 @@ fn a_guest_is_moved_and_moved_back(placement: &str) {
 
 #[test]
 fn a_guest_with_retained_journals_is_moved() {
-    a_guest_is_moved_and_moved_back("retain");
+    a_guest_is_moved_and_moved_back("retain", 1);
+}
+
+#[test]
+fn a_guest_with_several_queues_is_moved() {
+    a_guest_is_moved_and_moved_back("retain", 2);
+}
+
+#[test]
+fn a_guest_that_is_not_moved_after_all_goes_on_where_it_is() {
+    a_guest_is_not_moved_after_all(1);
+}
+
+#[test]
+fn a_guest_with_several_queues_that_is_not_moved_after_all_goes_on() {
+    a_guest_is_not_moved_after_all(2);
 }

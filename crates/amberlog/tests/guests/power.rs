@@ -46,6 +46,9 @@ fn on_battery_what_is_acknowledged_is_on_storage() {
     );
     let mut other = Guest::start(daemon.spec_with("second", script.clone(), &[])).unwrap();
     other.wait_acknowledged("records", 20, LIMIT).unwrap();
+    // It had been prepared before, and waited for its VMM.
+    assert_eq!(placement("second", "running"), "storage");
+    assert_eq!(journal_superblock(&second).errno, 0, "nothing is held");
     other.kill_qemu().unwrap();
     daemon.wait_state("second", "waiting");
     // Prepared anew on battery, it begins on storage.

@@ -6,13 +6,17 @@
 use guest_kit::program;
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs::{self, File};
+use std::io::{Read, Seek};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 /// How long the first process may take until the services have been started.
 const BOOT: Duration = Duration::from_secs(120);
+/// How long a command in it may take: dpkg and systemd work for a while on a busy machine, and none of them for ever.
+const COMMAND: Duration = Duration::from_secs(300);
 const PAUSE: Duration = Duration::from_millis(100);
+const LOOK: Duration = Duration::from_millis(5);
 
 /// What is mounted before systemd is started: what a container has, of which systemd has a page (`CONTAINER_INTERFACE.md`).
 const PRELUDE: &str = r#"
@@ -117,12 +121,15 @@ impl Machine {
     }
 
     /// Runs a command in it to its end.
+    ///
+    /// # Errors
+    /// When it cannot be started, or has not ended in time: then it is killed, and what it has started is left to the end of the machine.
     pub fn inside(&self, words: &[&str]) -> std::io::Result<Output> {
         let enter = self.enter();
         let mut command = Command::new(&enter[0]);
         command.args(&enter[1..]).args(["env", "-i", "LC_ALL=C", "HOME=/root", "DEBIAN_FRONTEND=noninteractive"]);
         command.arg("PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin").args(words);
-        command.current_dir("/").stdin(Stdio::null()).output()
+        output_within(command.current_dir("/"), COMMAND)
     }
 
     /// The same for one that has to succeed; gives what it prints.
@@ -144,12 +151,42 @@ impl Drop for Machine {
             let _ = kill_process(first, Signal::KILL);
         }
         let _ = self.process.kill();
-        let _ = self.process.wait();
         let deadline = Instant::now() + BOOT;
+        // One that cannot end (storage hangs) is left behind, and does not keep this from its end.
+        while !matches!(self.process.try_wait(), Ok(Some(_)) | Err(_)) && Instant::now() < deadline {
+            std::thread::sleep(PAUSE);
+        }
         while !removed(&self.control_group) && Instant::now() < deadline {
             std::thread::sleep(PAUSE);
         }
     }
+}
+
+/// What a command prints, which has so long for it; it is killed then. What it prints goes to files: whoever it has started may keep a pipe open.
+fn output_within(command: &mut Command, limit: Duration) -> std::io::Result<Output> {
+    let (mut out, mut err) = (tempfile::tempfile()?, tempfile::tempfile()?);
+    command.stdin(Stdio::null()).stdout(out.try_clone()?).stderr(err.try_clone()?);
+    let mut child = command.spawn()?;
+    let deadline = Instant::now() + limit;
+    let status = loop {
+        if let Some(status) = child.try_wait()? {
+            break status;
+        }
+        if Instant::now() > deadline {
+            let _ = child.kill();
+            let _ = child.wait();
+            let sentence = format!("{command:?} has not ended in {} s, and was killed", limit.as_secs());
+            return Err(std::io::Error::new(std::io::ErrorKind::TimedOut, sentence));
+        }
+        std::thread::sleep(LOOK);
+    };
+    let read = |file: &mut File| {
+        let mut bytes = Vec::new();
+        file.rewind()?;
+        file.read_to_end(&mut bytes)?;
+        Ok::<_, std::io::Error>(bytes)
+    };
+    Ok(Output { status, stdout: read(&mut out)?, stderr: read(&mut err)? })
 }
 
 /// A control group for it alone, below the one that this process is in.
@@ -191,4 +228,29 @@ pub fn write(path: &Path, text: &str) -> Result<(), String> {
 
 pub fn sentence(error: impl std::fmt::Display) -> String {
     error.to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_command_prints_is_there_and_one_that_does_not_end_is_killed() {
+        let shell = |script: &str| {
+            let mut command = Command::new("sh");
+            command.args(["-c", script]);
+            command
+        };
+        let output = output_within(&mut shell("echo out; echo err >&2; exit 3"), COMMAND).expect("it ends");
+        assert_eq!(
+            (output.status.code(), &output.stdout[..], &output.stderr[..]),
+            (Some(3), &b"out\n"[..], &b"err\n"[..])
+        );
+        // What it leaves behind has its output open still.
+        let output = output_within(&mut shell("sleep 1 & echo out"), COMMAND).expect("it ends");
+        assert_eq!(output.stdout, b"out\n");
+        let error =
+            output_within(&mut shell("exec sleep 1000"), Duration::from_millis(50)).expect_err("it does not end");
+        assert!(error.kind() == std::io::ErrorKind::TimedOut && error.to_string().contains("was killed"), "{error}");
+    }
 }
