@@ -21,6 +21,7 @@ mod journals;
 mod judges;
 mod kill;
 mod leaving;
+mod libvirt;
 mod limits;
 mod log_writes;
 mod memory;

@@ -17,8 +17,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-const DIRECTORY: &str = "/mnt/a";
-const STREAM: &str = "a";
+pub(super) const DIRECTORY: &str = "/mnt/a";
+pub(super) const STREAM: &str = "a";
 
 /// A daemon, and the namespace that it is in.
 struct Host {
@@ -153,7 +153,7 @@ fn end(guest: &mut Guest) -> Reported {
     guest.final_report()
 }
 
-fn layout_of(placement: &str) -> RecordLayout {
+pub(super) fn layout_of(placement: &str) -> RecordLayout {
     overwritten(if placement == "copy" { 92 } else { 91 })
 }
 
@@ -187,13 +187,13 @@ done) &
 ";
 
 /// Two disks: records are written to the first one, and something is written to the other one without end.
-fn images(bench: &Bench) -> (FileSystem, Vec<PathBuf>) {
+pub(super) fn images(bench: &Bench) -> (FileSystem, Vec<PathBuf>) {
     let images = vec![bench.path("d.img"), bench.path("e.img")];
     ExtRecipe::ext4(32, 4).make(&images[1]).unwrap();
     (ExtRecipe::ext4(96, 8).make(&images[0]).unwrap(), images)
 }
 
-fn script_of(layout: &RecordLayout, queues: u32) -> String {
+pub(super) fn script_of(layout: &RecordLayout, queues: u32) -> String {
     let beside = if queues > 1 { BESIDE } else { "" };
     format!(
         "mount -t ext4 -o data=journal /dev/vda /mnt || fail mount\nmkdir {DIRECTORY} /tmp/e\n\
