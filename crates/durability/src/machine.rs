@@ -702,8 +702,9 @@ impl Durability {
     }
 
     /// Of a revoked block of which storage's log has no copy, nor will have one of what is being made durable, nothing else matters than
-    /// that it is freed: rule (b).
+    /// that it is freed: rule (b). Nor is it logged again: that would be a copy.
     fn generalize_revoked(&mut self) {
+        self.supersede_again();
         let making = self.making.as_ref().map(|making| &making.window.blocks);
         let has_copy =
             |block: &u64| self.live.get(*block).is_some() || making.is_some_and(|blocks| blocks.contains_key(block));
@@ -1570,7 +1571,7 @@ impl Durability {
         }
     }
 
-    /// What is committed or revoked since need not be logged again.
+    /// What is committed or revoked since need not be logged again, and there may be no version of it any more.
     fn supersede_again(&mut self) {
         let Window { blocks, revoked, .. } = &self.open;
         self.again.retain(|block, _| !blocks.contains_key(block) && !revoked.contains(block));

@@ -6,7 +6,7 @@ use durability::{
 };
 use jbd2::build::SuperblockBuilder;
 use jbd2::{Checksum, sequence};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::ops::Range;
 use std::time::Duration;
@@ -19,6 +19,7 @@ const AT_ONCE: u64 = 4;
 struct Shown<'a> {
     is_free: bool,
     fill: u8,
+    lost: &'a BTreeSet<Version>,
     durable: &'a mut BTreeMap<u64, Version>,
 }
 
@@ -30,7 +31,10 @@ impl View for Shown<'_> {
     fn is_free(&mut self, _: u64) -> bool {
         self.is_free
     }
-    fn content(&mut self, _: Version, into: &mut [u8]) -> io::Result<()> {
+    fn content(&mut self, version: Version, into: &mut [u8]) -> io::Result<()> {
+        if self.lost.contains(&version) {
+            return Err(io::Error::other(format!("{version:?} is not held any more")));
+        }
         into.fill(self.fill);
         Ok(())
     }
@@ -63,6 +67,8 @@ struct Rig {
     is_free: bool,
     /// What every version has.
     fill: u8,
+    /// Versions that nobody holds any more.
+    lost: BTreeSet<Version>,
 }
 
 impl Rig {
@@ -83,6 +89,7 @@ impl Rig {
             sequence: 1,
             is_free: false,
             fill: 1,
+            lost: BTreeSet::new(),
         }
     }
 
@@ -94,7 +101,8 @@ impl Rig {
 
     fn call<T>(&mut self, call: impl FnOnce(&mut Durability, &mut Shown<'_>, &mut Vec<Step>) -> T) -> T {
         let mut steps = Vec::new();
-        let mut shown = Shown { is_free: self.is_free, fill: self.fill, durable: &mut self.durable };
+        let Rig { is_free, fill, lost, durable, .. } = self;
+        let mut shown = Shown { is_free: *is_free, fill: *fill, lost, durable };
         let result = call(&mut self.machine, &mut shown, &mut steps);
         (self.homes, self.logged) = (0, 0);
         for step in steps {
@@ -595,43 +603,61 @@ fn follows(found: u64, more: u64) -> Rig {
 /// no room for so many compounds either, it is one.
 #[test]
 fn what_was_found_is_logged_again_in_parts() {
-    const MORE: u64 = 30;
     for found in [2 * AT_ONCE, 100, 120] {
-        let mut rig = follows(found, MORE);
-        let waits = rig.call(|machine, view, steps| {
-            let (blocks, when) = (10..11, WhenAsked::default());
-            !machine.write_begins(NOW, WriteId(1), Kind::Write, blocks.clone(), blocks, when, view, steps)
-        });
-        assert!(waits);
-        let (mut most, mut at_once, mut revoked) = (0, 0, 0);
-        while rig.machine.durable() < 10 {
-            assert!(!rig.under_way.is_empty(), "{found}: it hangs");
-            assert!(rig.gone.is_empty() && rig.durable.is_empty(), "{found}: nothing of it is told");
-            rig.end_one();
-            assert!(rig.homes as u64 <= AT_ONCE, "{found}: {} at a time", rig.homes);
-            if rig.logged as u64 >= MORE {
-                most = rig.logged as u64;
-            } else {
-                at_once = at_once.max(rig.logged as u64);
-            }
-            if rig.machine.status().compounds == 1 && revoked == 0 {
-                // One that was logged again, one that is to be, and one that has a newer version.
-                revoked = rig.commit_with(12..13, vec![11, 60]);
-            }
-        }
-        rig.settle();
-        rig.call(|machine, view, steps| machine.flush_now(NOW, AnswerId(0), view, steps));
-        rig.settle();
-        assert!(at_once <= AT_ONCE + 2, "{found}: {at_once} log blocks at a time");
-        let is_one = most > MORE + 6;
-        assert_eq!(is_one, found == 120, "{found}: {most} log blocks");
-        assert_eq!(&rig.gone[..], &[WriteId(1)][..]);
-        assert_eq!(rig.machine.durable(), rig.sequence);
-        let expected =
-            (10..10 + found).chain(1000..1000 + MORE).filter(|block| ![11, 60].contains(block) || revoked == 0);
-        let is_told = |block: &u64| rig.durable.contains_key(block);
-        assert_eq!(expected.filter(is_told).count() as u64, found + MORE - if found > 50 { 2 } else { 1 });
+        logs_again(found, &[]);
     }
+}
+
+/// Nor is any of that logged again which is revoked meanwhile, with more blocks than are known one by one: whoever revoked it holds no version of it.
+#[test]
+fn what_is_revoked_with_many_is_not_logged_again() {
+    for found in [2 * AT_ONCE, 100, 120] {
+        logs_again(found, &(2000..2020).collect::<Vec<u64>>());
+    }
+}
+
+/// When one part of what was found is there once more, a guest revokes these blocks and some of that.
+fn logs_again(found: u64, revoked_too: &[u64]) {
+    const MORE: u64 = 30;
+    // One that was logged again by then, and one that is to be, where there are parts of so many.
+    const REVOKED: [u64; 2] = [11, 60];
+    let mut rig = follows(found, MORE);
+    let waits = rig.call(|machine, view, steps| {
+        let (blocks, when) = (10..11, WhenAsked::default());
+        !machine.write_begins(NOW, WriteId(1), Kind::Write, blocks.clone(), blocks, when, view, steps)
+    });
+    assert!(waits);
+    let (mut most, mut at_once, mut is_amid_parts) = (0, 0, false);
+    while rig.machine.durable() < 10 {
+        assert!(!rig.under_way.is_empty(), "{found}: it hangs");
+        assert!(rig.gone.is_empty() && rig.durable.is_empty(), "{found}: nothing of it is told");
+        rig.end_one();
+        assert!(rig.homes as u64 <= AT_ONCE, "{found}: {} at a time", rig.homes);
+        if rig.logged as u64 >= MORE {
+            most = rig.logged as u64;
+        } else {
+            at_once = at_once.max(rig.logged as u64);
+        }
+        if rig.machine.status().compounds == 1 && rig.machine.durable() < 10 && !is_amid_parts {
+            is_amid_parts = true;
+            // Which of these is read from here on is not there.
+            rig.lost.extend(REVOKED.map(Version));
+            // And one that has a newer version.
+            rig.commit_with(12..13, REVOKED.iter().chain(revoked_too).copied().collect());
+        }
+    }
+    rig.settle();
+    rig.call(|machine, view, steps| machine.flush_now(NOW, AnswerId(0), view, steps));
+    rig.settle();
+    assert!(at_once <= AT_ONCE + 2, "{found}: {at_once} log blocks at a time");
+    let is_one = most > MORE + 6;
+    assert_eq!((is_one, is_amid_parts), (found == 120, true), "{found}: {most} log blocks");
+    assert_eq!(&rig.gone[..], &[WriteId(1)][..]);
+    assert_eq!(rig.machine.durable(), rig.sequence);
+    let durable: Vec<u64> = rig.durable.keys().copied().collect();
+    let expected = (10..10 + found).chain(1000..1000 + MORE);
+    let expected: Vec<u64> = expected.filter(|block| !REVOKED.contains(block)).collect();
+    assert_eq!(durable, expected, "{found}");
 }
 
 /// Two writes of the guest wait that overlap, and the second for more. Were the host's to begin there as well, it would wait for the second, whose compound has

@@ -519,6 +519,9 @@ pub(crate) trait Keeper: std::fmt::Debug + Send + Sync {
     /// of its own begins.
     fn awaits_mark(&self, _is_unmarked: bool) {}
 
+    /// An earlier process has left it open, and storage says that it is held, and nothing more.
+    fn goes_on_held_only(&self) {}
+
     /// An earlier process has left it open, and this is what its table says of storage that has failed since it was opened.
     fn goes_on_doubted(&self, _log: &Log, _doubt: Doubt) {}
 

@@ -482,6 +482,7 @@ impl Journals {
                 self.area.forget_hand_over(log.id);
                 self.area.note_closing(log.id, false);
                 if let Some(marked) = marked {
+                    log.keeper.goes_on_held_only();
                     let marked = marked(opening, MarkKind::Held);
                     if let Some(numbered) = books.numbered {
                         // What was made durable before lies in the log's place still, under these numbers.

@@ -486,6 +486,10 @@ impl Keeper for Held {
         self.aged_awaits_mark(is_unmarked);
     }
 
+    fn goes_on_held_only(&self) {
+        self.aged_is_held_only();
+    }
+
     fn goes_on_doubted(&self, log: &Log, doubt: Doubt) {
         self.aged_goes_on_doubted(log, doubt);
     }

@@ -676,6 +676,62 @@ fn a_commit_that_is_held_beside_failed_storage_is_good_whatever_is_wished_later(
     }
 }
 
+/// A worker has written down that commits are only held from now on, and is killed before storage says so; or it is killed when storage says that no age
+/// is in force, and before it has seen that. Who follows promises that what it is asked for is durable, and so it fails where storage fails, though that
+/// one is killed before it has come to say so.
+#[test]
+fn who_follows_promises_what_is_in_force() {
+    for (begins, owed_errors) in [(false, false), (false, true), (true, false)] {
+        let what = format!("begins: {begins}, owed errors: {owed_errors}");
+        let mut guest = Guest::new(11, if begins { None } else { Some(Duration::ZERO) });
+        guest.commit();
+        guest.settle();
+        guest.rig.gives_up();
+        if begins {
+            guest.set_age(Some(Duration::ZERO));
+            while !is_aged(&guest.rig) {
+                guest.one();
+            }
+            assert!(guest.rig.within_s().is_none() && guest.doubt().is_held_only);
+        } else {
+            let id = guest.rig.journals.logs()[0].id;
+            let area = &guest.rig.journals.area;
+            area.note_doubt(id, |doubt| (doubt.owes_errors, doubt.is_held_only) = (owed_errors, true));
+        }
+        guest.die().expect("another one goes on");
+        assert!(is_aged(&guest.rig), "{what}");
+        assert_eq!(guest.doubt(), Doubt::default(), "{what}");
+        (guest.asked, guest.left, guest.acknowledged, guest.failures) = Default::default();
+        guest.wake();
+        let (body, commit) = guest.next_commit();
+        body.into_iter().for_each(|asked| guest.ask(asked));
+        guest.ask(commit.clone());
+        guest.rig.journals.disk(0).note_failed_flush();
+        assert_eq!((guest.acknowledged, guest.failures), (0, 0), "{what}: it waits");
+        assert!(!guest.is_good_again(&commit), "{what}");
+    }
+}
+
+/// A worker is killed when storage says that a log is held, and before it has written down that commits are promised no more.
+#[test]
+fn a_log_that_was_opened_without_is_only_held() {
+    let mut guest = Guest::new(12, None);
+    let id = guest.rig.journals.logs()[0].id;
+    assert!(guest.doubt().is_held_only);
+    guest.rig.journals.area.note_doubt(id, |doubt| doubt.is_held_only = false);
+    guest.die().expect("another one goes on");
+    let (body, commit) = guest.next_commit();
+    body.into_iter().for_each(|asked| guest.ask(asked));
+    guest.ask(commit.clone());
+    guest.settle();
+    assert_eq!(guest.acknowledged, 1, "it is held");
+    guest.rig.journals.disk(0).note_failed_flush();
+    guest.set_age(Some(Duration::ZERO));
+    for _ in 0..2 {
+        assert!(guest.is_good_again(&commit));
+    }
+}
+
 /// A commit that was to be durable is to fail when it is asked for again, for as long as no age is wished, and until all is durable.
 #[test]
 fn errors_are_owed_no_longer_than_the_promise_holds() {

@@ -1514,6 +1514,10 @@ impl Held {
             log.home.options.name,
             aging.within.as_secs()
         );
+        // Before anybody is promised anything: that process may have written down what was to be when it had ended, or has not seen that it is in
+        // force. It is from here on, and what it owed is durable with the first compound, or fails as what this one was asked for.
+        state.owes_errors = false;
+        self.area.note_doubt(self.id, |doubt| (doubt.owes_errors, doubt.is_held_only) = (false, false));
         (state.aging, state.is_unmarked) = (Some(*aging), false);
         self.area.tell_accepted(self.id, true);
         log.home.wake.wake();
@@ -1570,14 +1574,16 @@ impl Held {
     pub(super) fn aged_awaits_mark(&self, is_unmarked: bool) {
         let mut state = self.state();
         if std::mem::replace(&mut state.is_unmarked, is_unmarked) && !is_unmarked {
-            let owes_errors = state.owes_errors;
-            self.area.note_doubt(self.id, |doubt| (doubt.owes_errors, doubt.is_held_only) = (owes_errors, true));
+            drop(state);
+            self.aged_is_held_only();
         }
     }
 
-    /// A log was opened, and is held without durability by age.
+    /// A log was opened, and is held without durability by age; or it was, and storage says so, by an earlier process, which may not have come to
+    /// write it down.
     pub(super) fn aged_is_held_only(&self) {
-        self.area.note_doubt(self.id, |doubt| doubt.is_held_only = true);
+        let owes_errors = self.state().owes_errors;
+        self.area.note_doubt(self.id, |doubt| (doubt.owes_errors, doubt.is_held_only) = (owes_errors, true));
     }
 
     /// An earlier process has left it open.
