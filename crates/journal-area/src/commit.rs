@@ -466,7 +466,7 @@ impl VmJcb {
             // It had good records when it was found.
             for block in Revoke::new(&format, &block).records().into_iter().flatten() {
                 if let Some(position) = self.newest(block) {
-                    self.drop_version(pages, position);
+                    self.drop_version(pages, (block, position));
                     self.counters.released_revoked += 1;
                 }
                 if self.tells_accepted {

@@ -57,7 +57,12 @@ impl VmJcb {
                 self.make_fit(pages, position, buffer, outside)
             }
             Location::Home | Location::Gone => {
-                let home = self.home_of(position).or_else(|| self.tagged_block(pages, position));
+                // What is at home is newest. Of what is gone nothing but the log knows what it was.
+                let home = if self.is_newest(position) {
+                    self.home_of(pages, position)
+                } else {
+                    self.tagged_block(pages, position)
+                };
                 self.show_let_go(pages, home, buffer, outside)?;
                 Ok(())
             }
@@ -103,6 +108,16 @@ impl VmJcb {
         Ok(is_escaped)
     }
 
+    /// The home block of which a log block is the newest version, if it is one. The log's own tag says it; where that cannot be read, since
+    /// there was no memory for its descriptor, all that is newest is looked through. For one log block, not for many.
+    pub(crate) fn home_of(&self, pages: &Pages, position: u32) -> Option<u64> {
+        if !self.is_newest(position) {
+            return None;
+        }
+        let tagged = self.tagged_block(pages, position).filter(|block| self.newest(*block) == Some(position));
+        tagged.or_else(|| self.blocks_and_positions().find(|(_, there)| *there == position).map(|(block, _)| block))
+    }
+
     /// The home block that a data block's tag names: its descriptor is the nearest control block before it.
     fn tagged_block(&self, pages: &Pages, position: u32) -> Option<u64> {
         let format = self.format?;
@@ -132,7 +147,7 @@ impl VmJcb {
     /// Makes a control block of the live log fit the data blocks that stand in for others.
     fn make_fit(&self, pages: &Pages, position: u32, block: &mut [u8], outside: &mut dyn Outside) -> io::Result<()> {
         let Some(format) = self.format.filter(|_| !self.table.is_materialise()) else { return Ok(()) };
-        if self.home_of(position).is_some() || self.live_index(position).is_none() {
+        if self.is_newest(position) || self.live_index(position).is_none() {
             return Ok(());
         }
         match jbd2::peek(block) {

@@ -15,11 +15,12 @@
 //! what changes from the one to the other is stored in the new place first.
 
 use crate::location::{Location, Past};
-use crate::pieces::PIECE;
 use guest_memory::{Error as MemoryError, HostFile};
 use std::io;
 use std::path::Path;
 
+/// Words a piece: one page of the file.
+const PIECE: usize = 1024;
 /// Bytes of a piece's words: one page of the file, which its header is, too.
 const PIECE_BYTES: u64 = 4 * PIECE as u64;
 /// Log blocks that a word of the map speaks of, with two bits each.

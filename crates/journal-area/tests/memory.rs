@@ -39,6 +39,11 @@ struct Rig {
 
 impl Rig {
     fn new() -> Self {
+        Self::with_home_blocks(HOME_BLOCKS)
+    }
+
+    /// The log of a file system of so many blocks.
+    fn with_home_blocks(home_blocks: u64) -> Self {
         // Where files have just the memory that they were given.
         let directory = tempfile::tempdir_in("/dev/shm").expect("a directory in tmpfs");
         let elsewhere = tempfile::tempdir().expect("a temporary directory");
@@ -53,7 +58,7 @@ impl Rig {
         let area = JournalArea::new(&memory, u64::MAX);
         // They are all zeros.
         area.set_hot_pages(HotPages::Never);
-        let shape = LogShape { block_bytes: BLOCK as u32, log_blocks: LOG_BLOCKS, home_blocks: HOME_BLOCKS };
+        let shape = LogShape { block_bytes: BLOCK as u32, log_blocks: LOG_BLOCKS, home_blocks };
         let log = area.make_log(directory.path(), "log", shape, Holding::Retain, Vec::new()).expect("a log");
         let superblock =
             SuperblockBuilder { maxlen: LOG_BLOCKS, start: 1, sequence: 1, ..SuperblockBuilder::default() }
@@ -68,6 +73,10 @@ impl Rig {
     /// Commits `count` blocks that were never committed before.
     fn commit(&mut self, count: u32) {
         let writes = self.writes(count);
+        self.hold(&writes);
+    }
+
+    fn hold(&mut self, writes: &[LogWrite]) {
         let committed: u32 = writes.chunks(512).map(|batch| self.area.hold(self.log, batch).committed).sum();
         assert_eq!(committed, 1);
     }
@@ -79,6 +88,11 @@ impl Rig {
             .map(|number| (HOME_BLOCKS - 1 - number * 11, PageId((number % u64::from(PAGES)) as u32)))
             .collect();
         self.next += u64::from(count);
+        self.writes_of(blocks)
+    }
+
+    /// The log writes of a commit of these blocks.
+    fn writes_of(&mut self, blocks: Vec<(u64, PageId)>) -> Vec<LogWrite> {
         self.live.push(Live { begins: (self.builder.position, self.builder.sequence), blocks: blocks.clone() });
         let transaction = Transaction {
             blocks: blocks.iter().map(|(block, _)| (*block, vec![0; BLOCK])).collect(),
@@ -98,17 +112,22 @@ impl Rig {
         writes
     }
 
+    /// The guest writes a block home.
+    fn write_home(&self, (block, page): (u64, PageId)) {
+        let payload = [self.memory.page(page)];
+        let HomeWrite::Go { operation, replaced, .. } =
+            self.area.home_write_begins(self.log, block..block + 1, &payload, &Over::Unknown)
+        else {
+            panic!("nothing is in the way")
+        };
+        assert!(!replaced.iter().any(|(_, source)| matches!(source, Source::Given)));
+        self.area.home_write_ended(self.log, operation, true);
+    }
+
     /// Everything of the oldest transaction goes home, and the guest's tail passes it.
     fn checkpoint(&mut self) {
-        for (block, page) in self.live.remove(0).blocks {
-            let payload = [self.memory.page(page)];
-            let HomeWrite::Go { operation, replaced, .. } =
-                self.area.home_write_begins(self.log, block..block + 1, &payload, &Over::Unknown)
-            else {
-                panic!("nothing is in the way")
-            };
-            assert!(!replaced.iter().any(|(_, source)| matches!(source, Source::Given)));
-            self.area.home_write_ended(self.log, operation, true);
+        for home in self.live.remove(0).blocks {
+            self.write_home(home);
         }
         let next = (self.builder.position, self.builder.sequence);
         let (start, sequence) = self.live.first().map_or(next, |live| live.begins);
@@ -182,6 +201,38 @@ fn tables_go_with_the_live_part_of_the_log() {
     rig.area.close(rig.log);
     assert_eq!(rig.table_file_bytes(), 4096, "the header");
     assert!(opened < FIXED_BYTES);
+}
+
+/// Many small files in a file system of 2 GiB, as with postmark: nearly all of the log is live, most of it is superseded, what is old has gone
+/// home, and a third is held.
+#[test]
+fn tables_of_a_log_of_which_a_third_is_held() {
+    let mut rig = Rig::with_home_blocks(1 << 19);
+    let mut is_home = 0;
+    for round in 0..20u64 {
+        // What is committed again and again, and files.
+        let again = (0..1120).map(|number| (1000 + (round * 1120 + number) % 4000 * 3, number));
+        let files = (0..500).map(|number| (100_000 + (round * 500 + number) * 11, 1120 + number));
+        let page = |number: u64| PageId((round * 1620 + number) as u32);
+        let blocks: Vec<(u64, PageId)> = again.chain(files).map(|(block, number)| (block, page(number))).collect();
+        let writes = rig.writes_of(blocks);
+        rig.hold(&writes);
+        while is_home + 12 <= round as usize {
+            for file in rig.live[is_home].blocks[1120..].to_vec() {
+                rig.write_home(file);
+            }
+            is_home += 1;
+        }
+    }
+    rig.area.check().expect("the books are right");
+    let (counters, memory) = (rig.area.counters(rig.log), rig.tables_bytes_max());
+    println!(
+        "as with postmark: {memory} bytes of tables, {} blocks held, {} superseded",
+        counters.blocks_retained_now, counters.released_superseded
+    );
+    assert!((10_000..11_000).contains(&counters.blocks_retained_now), "a third");
+    assert!(counters.released_superseded > u64::from(LOG_BLOCKS / 2), "most");
+    assert!(memory <= 225_000, "{memory} bytes");
 }
 
 /// With a tmpfs that somebody else fills, a log goes on: what cannot be named goes to its own place on storage, and is known to be there.
