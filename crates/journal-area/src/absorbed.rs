@@ -133,6 +133,7 @@ impl VmJcb {
             self.set_location(pages, position, Location::Home);
         }
         self.counters.released_home += count as u64;
+        self.give_back_sparse();
         true
     }
 
@@ -171,6 +172,7 @@ impl VmJcb {
             }
         }
         self.counters.released_home += released;
+        self.give_back_sparse();
         released
     }
 

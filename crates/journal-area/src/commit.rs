@@ -195,6 +195,7 @@ impl VmJcb {
         outcome.committed = self.accept_most(pages, 1);
         outcome.accepted = std::mem::take(&mut self.accepted);
         outcome.repeated = repeated.into_iter().collect();
+        self.give_back_sparse();
         self.note_memory();
         outcome
     }

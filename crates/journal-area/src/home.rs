@@ -305,6 +305,7 @@ impl VmJcb {
             Writer::Guest => self.counters.released_home += released,
             Writer::Host => self.counters.written_home_by_host += released,
         }
+        self.give_back_sparse();
         released
     }
 
@@ -314,7 +315,7 @@ impl VmJcb {
         if self.location(position) != Location::Home {
             return true;
         }
-        if !self.table.make_room(position) {
+        if !self.table.make_room_for_one(position) {
             return false;
         }
         let slot = if self.is_escaped(position) {

@@ -691,9 +691,15 @@ impl VmJcb {
                 .sum::<u64>()
     }
 
+    /// Gives back what the table takes for a part of the log of which little is held any more.
+    pub(crate) fn give_back_sparse(&mut self) {
+        self.table.give_back_sparse(self.cursor.position);
+    }
+
     /// Gives back what grew and is not needed any more: the guest's tail has moved.
     pub(crate) fn give_back_unused(&mut self) {
         self.table.give_back_unused(self.cursor.position);
+        self.give_back_sparse();
         if self.transactions.capacity() > 4 * self.transactions.len() + 64 {
             self.transactions.shrink_to(2 * self.transactions.len());
         }

@@ -27,6 +27,7 @@ mod home;
 mod index;
 mod inflight;
 mod jcb;
+mod listed;
 mod location;
 mod log;
 mod pages;
