@@ -8,9 +8,9 @@ use crate::inflight::{Candidate, HomeOperation, Writer};
 use crate::jcb::VmJcb;
 use crate::location::{Location, Past};
 use crate::pages::Pages;
+use crate::shown::KnownHomes;
 use guest_memory::{MemorySlice, PageId};
 use jbd2::sequence;
-use std::collections::BinaryHeap;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -424,17 +424,20 @@ impl VmJcb {
         copied_only: bool,
         may_be: &dyn Fn(u64) -> bool,
     ) -> Vec<(usize, HostWrite)> {
-        let Some(format) = self.format.filter(|_| self.contradiction.is_none() && !self.is_torn && !self.is_taken)
-        else {
+        if self.format.is_none() || self.contradiction.is_some() || self.is_torn || self.is_taken {
             return Vec::new();
-        };
+        }
         let mut writes = Vec::new();
         let Some(tail) = self.transactions.front().map(|transaction| transaction.first_position) else {
             return writes;
         };
-        let mut oldest: BinaryHeap<(u32, u32, u64)> = BinaryHeap::new();
+        let mut known = KnownHomes::default();
+        let mut chosen = Vec::new();
         // Rule 3 of ARCHITECTURE.md: of what was superseded nothing is known here, so that no older version can be found.
-        for (block, here) in self.blocks_and_positions() {
+        for here in self.versions.iter_from(tail) {
+            if chosen.len() >= count {
+                break;
+            }
             // What the guest wrote over itself is newer, for the guest: only a replay would bring the version back.
             let wanted = !self.overwritten.contains(here)
                 && match self.location(here) {
@@ -442,18 +445,17 @@ impl VmJcb {
                     Location::Block(_) => true,
                     _ => false,
                 };
-            let age = format.distance(tail, here);
-            let is_older = oldest.len() < count || oldest.peek().is_some_and(|(youngest, ..)| age < *youngest);
-            if !wanted || !is_older || self.in_flight.overlaps(&(block..block + 1), None) || !may_be(block) {
+            let Some(block) = Some(here).filter(|_| wanted).and_then(|_| self.home_in_order(pages, here, &mut known))
+            else {
+                continue;
+            };
+            if self.in_flight.overlaps(&(block..block + 1), None) || !may_be(block) {
                 continue;
             }
-            oldest.push((age, here, block));
-            if oldest.len() > count {
-                oldest.pop();
-            }
+            chosen.push((here, block));
         }
         let mut buffer = vec![0; self.shape.block_bytes as usize];
-        for (_, here, block) in oldest.into_sorted_vec() {
+        for (here, block) in chosen {
             writes.extend(self.host_write_begins(pages, here, block, &mut buffer));
         }
         writes.sort_by_key(|(_, write)| write.block);

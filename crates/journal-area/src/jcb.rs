@@ -120,7 +120,7 @@ pub struct VmJcb {
     by_page: Index,
     by_block: Index,
     /// The newest versions.
-    versions: Positions,
+    pub(crate) versions: Positions,
     /// Versions whose first word was taken out of the log because it looks like a log block's (`JBD2_FLAG_ESCAPE`).
     escaped: Positions,
     hasher: DefaultHashBuilder,
@@ -292,7 +292,14 @@ impl VmJcb {
         if !self.by_page.can_have(page) {
             self.by_page.widen_to(u64::from(pages.memory().page_count()));
         }
-        self.by_page.insert(page, position);
+        if !self.by_page.insert(page, position) {
+            // A page is in one log block. Of the two the one counts that is there now: who does not find it here would let the guest change it.
+            let other = self.by_page.find(page);
+            log::error!("page {page} is in log block {position}, and was still known to be in log block {other:?}");
+            debug_assert!(false, "page {page} is in log blocks {position} and {other:?}");
+            other.map(|other| self.by_page.remove(page, other));
+            self.by_page.insert(page, position);
+        }
     }
 
     /// Whether a log block is the newest committed version of its home block.
@@ -486,9 +493,9 @@ impl VmJcb {
 
     /// A version that nobody needs any more.
     pub(crate) fn drop_version(&mut self, pages: &mut Pages, (block, position): (u64, u32)) {
-        if self.forget_place(position) {
-            self.by_block.remove(block, position);
-        }
+        self.forget_place(position);
+        // Whatever else is known of it: its number's next log block is refused as long as this one is there.
+        self.by_block.remove(block, position);
         self.set_location(pages, position, Location::Gone);
     }
 

@@ -72,6 +72,12 @@ impl Positions {
         })
     }
 
+    /// The same from one on, and those before it after them: in the order of a log that begins there.
+    pub fn iter_from(&self, first: u32) -> impl Iterator<Item = u32> {
+        let (from, before) = (self.iter(), self.iter());
+        from.skip_while(move |position| *position < first).chain(before.take_while(move |position| *position < first))
+    }
+
     /// How many there are.
     #[cfg(test)]
     pub fn len(&self) -> usize {
@@ -124,6 +130,7 @@ mod tests {
             }
             prop_assert!(set.iter().eq(model.iter().copied()));
             prop_assert!((0..2070).all(|position| set.contains(position) == model.contains(&position)));
+            prop_assert!(set.iter_from(1025).eq(model.range(1025..).chain(model.range(..1025)).copied()));
             let there: BTreeSet<u32> = model.iter().map(|position| position / PIECE as u32).collect();
             prop_assert_eq!(set.present, there.len());
             set.clear();
