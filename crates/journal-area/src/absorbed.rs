@@ -65,11 +65,11 @@ impl VmJcb {
             if held != given {
                 return false;
             }
-            positions.push(position);
+            positions.push((block, position));
         }
         // A page is copied: the guest has done with it, and uses it again.
         let mut copies = Vec::new();
-        for position in &positions {
+        for (_, position) in &positions {
             if matches!(self.location(*position), Location::Block(_)) {
                 continue;
             }
@@ -83,11 +83,11 @@ impl VmJcb {
         for (position, slot) in copies {
             self.set_location(pages, position, Location::Block(slot));
         }
-        for position in positions {
+        for (block, position) in positions {
             let Location::Block(slot) = self.location(position) else { continue };
-            self.overwritten.remove(&position);
+            self.overwritten.remove(position);
             self.table.store_absorbed(position, slot);
-            self.absorbed.insert(position);
+            self.absorbed.insert(position, block);
         }
         self.note_memory();
         true
@@ -116,8 +116,8 @@ impl VmJcb {
             if self.newest(block) != Some(*position)
                 || self.sequence_of(*position) != Some(*sequence)
                 || !matches!(self.location(*position), Location::Guest(_) | Location::Block(_))
-                || self.overwritten.contains(position)
-                || self.absorbed.contains(position)
+                || self.overwritten.contains(*position)
+                || self.absorbed.contains_key(position)
                 || !self.read_version(pages, *position, &mut held)
             {
                 return false;
@@ -133,15 +133,16 @@ impl VmJcb {
             self.set_location(pages, position, Location::Home);
         }
         self.counters.released_home += count as u64;
+        self.give_back_sparse();
         true
     }
 
     /// Whether a block of these is absorbed.
     pub(crate) fn has_absorbed(&self, blocks: &Range<u64>) -> bool {
         if self.absorbed.len() as u64 <= blocks.end - blocks.start {
-            self.absorbed.iter().any(|position| self.home_of(*position).is_some_and(|block| blocks.contains(&block)))
+            self.absorbed.values().any(|block| blocks.contains(block))
         } else {
-            blocks.clone().any(|block| self.newest(block).is_some_and(|position| self.absorbed.contains(&position)))
+            blocks.clone().any(|block| self.newest(block).is_some_and(|position| self.absorbed.contains_key(&position)))
         }
     }
 
@@ -149,7 +150,7 @@ impl VmJcb {
     pub(crate) fn absorbed_versions(&self) -> Vec<(u64, u32, u32)> {
         self.absorbed
             .iter()
-            .filter_map(|position| Some((self.home_of(*position)?, self.sequence_of(*position)?, *position)))
+            .filter_map(|(position, block)| Some((*block, self.sequence_of(*position)?, *position)))
             .collect()
     }
 
@@ -161,7 +162,7 @@ impl VmJcb {
         let mut released = 0;
         for (block, sequence, position) in versions {
             if is_as_usual
-                && self.absorbed.contains(position)
+                && self.absorbed.contains_key(position)
                 && self.newest(*block) == Some(*position)
                 && self.sequence_of(*position) == Some(*sequence)
                 && !self.in_flight.overlaps(&(*block..*block + 1), None)
@@ -171,26 +172,27 @@ impl VmJcb {
             }
         }
         self.counters.released_home += released;
+        self.give_back_sparse();
         released
     }
 
     /// What is absorbed, the oldest first.
-    fn absorbed_by_age(&self) -> impl Iterator<Item = u32> {
+    fn absorbed_by_age(&self) -> impl Iterator<Item = (u64, u32)> {
         let tail = self.transactions.front().map_or(0, |oldest| oldest.first_position);
-        self.absorbed.range(tail..).chain(self.absorbed.range(..tail)).copied()
+        self.absorbed.range(tail..).chain(self.absorbed.range(..tail)).map(|(position, block)| (*block, *position))
     }
 
     /// Whether a log that begins with transaction `tail` would give an absorbed version up.
     pub(crate) fn has_absorbed_before(&self, tail: u32) -> bool {
-        self.absorbed_by_age()
-            .next()
-            .is_some_and(|oldest| self.sequence_of(oldest).is_none_or(|sequence| sequence::is_after(tail, sequence)))
+        self.absorbed_by_age().next().is_some_and(|(_, oldest)| {
+            self.sequence_of(oldest).is_none_or(|sequence| sequence::is_after(tail, sequence))
+        })
     }
 
     /// Copies an absorbed version out; false where the block is not absorbed.
     pub(crate) fn read_absorbed(&self, pages: &Pages, block: u64, buffer: &mut [u8]) -> bool {
         self.newest(block)
-            .is_some_and(|position| self.absorbed.contains(&position) && self.read_version(pages, position, buffer))
+            .is_some_and(|position| self.absorbed.contains_key(&position) && self.read_version(pages, position, buffer))
     }
 
     /// Picks up to `count` of the oldest absorbed versions that are wanted, by home block and transaction, for the host to write home, and says that
@@ -205,16 +207,13 @@ impl VmJcb {
         if self.is_taken {
             return writes;
         }
-        let may_go = |position: &u32| {
-            let (Some(block), Some(sequence)) = (self.home_of(*position), self.sequence_of(*position)) else {
-                return false;
-            };
-            is_wanted(block, sequence) && !self.in_flight.overlaps(&(block..block + 1), None)
+        let may_go = |(block, position): &(u64, u32)| {
+            let is_free = !self.in_flight.overlaps(&(*block..*block + 1), None);
+            is_free && self.sequence_of(*position).is_some_and(|sequence| is_wanted(*block, sequence))
         };
-        let chosen: Vec<u32> = self.absorbed_by_age().filter(may_go).take(count).collect();
+        let chosen: Vec<(u64, u32)> = self.absorbed_by_age().filter(may_go).take(count).collect();
         let mut buffer = vec![0; self.shape.block_bytes as usize];
-        for position in chosen {
-            let Some(block) = self.home_of(position) else { continue };
+        for (block, position) in chosen {
             writes.extend(self.host_write_begins(pages, position, block, &mut buffer));
         }
         writes.sort_by_key(|(_, write)| write.block);
@@ -225,7 +224,7 @@ impl VmJcb {
     pub(crate) fn is_where_guest_wrote_it(&mut self, candidate: &Candidate) {
         if let Location::Block(_) = self.location(candidate.position)
             && self.location(candidate.position) == candidate.location
-            && self.absorbed.remove(&candidate.position)
+            && self.absorbed.remove(&candidate.position).is_some()
         {
             self.table.store(candidate.position, candidate.location);
         }

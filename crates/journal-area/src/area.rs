@@ -1048,14 +1048,11 @@ impl JournalArea {
     pub fn version(&self, id: LogId, position: u32, sequence: u32, buffer: &mut [u8]) -> CommittedVersion {
         let mut inner = self.lock();
         let Some((pages, jcb)) = inner.log(id) else { return CommittedVersion::Gone };
-        let Some(home) = jcb.home_of(position).filter(|home| jcb.newest(*home) == Some(position)) else {
-            return CommittedVersion::Gone;
-        };
-        if jcb.sequence_of(position) != Some(sequence) {
+        if !jcb.is_newest(position) || jcb.sequence_of(position) != Some(sequence) {
             return CommittedVersion::Gone;
         }
         match jcb.location(position) {
-            Location::Home => CommittedVersion::Home(home),
+            Location::Home => jcb.home_of(pages, position).map_or(CommittedVersion::Gone, CommittedVersion::Home),
             Location::Storage => CommittedVersion::Stored { is_escaped: jcb.is_escaped(position) },
             _ if jcb.read_version(pages, position, buffer) => CommittedVersion::Copied,
             _ => CommittedVersion::Gone,

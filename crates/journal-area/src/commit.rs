@@ -195,6 +195,7 @@ impl VmJcb {
         outcome.committed = self.accept_most(pages, 1);
         outcome.accepted = std::mem::take(&mut self.accepted);
         outcome.repeated = repeated.into_iter().collect();
+        self.give_back_sparse();
         self.note_memory();
         outcome
     }
@@ -466,7 +467,7 @@ impl VmJcb {
             // It had good records when it was found.
             for block in Revoke::new(&format, &block).records().into_iter().flatten() {
                 if let Some(position) = self.newest(block) {
-                    self.drop_version(pages, position);
+                    self.drop_version(pages, (block, position));
                     self.counters.released_revoked += 1;
                 }
                 if self.tells_accepted {

@@ -58,9 +58,7 @@ impl VmJcb {
 
     /// Whether a log block is owed and its home block was never written since it was committed.
     fn is_unwritten(&self, position: u32) -> bool {
-        self.location(position).is_held()
-            && !self.written_over.contains(&position)
-            && self.home_of(position).is_some_and(|block| self.newest(block) == Some(position))
+        self.location(position).is_held() && !self.written_over.contains(position) && self.is_newest(position)
     }
 
     /// The guest's tail is about to move to a place where no transaction of ours begins. Says whether that proves the books

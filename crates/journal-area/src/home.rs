@@ -8,6 +8,7 @@ use crate::inflight::{Candidate, HomeOperation, Writer};
 use crate::jcb::VmJcb;
 use crate::location::{Location, Past};
 use crate::pages::Pages;
+use crate::shown::KnownHomes;
 use guest_memory::{MemorySlice, PageId};
 use jbd2::sequence;
 use std::ops::Range;
@@ -165,7 +166,7 @@ impl VmJcb {
                 && self.held_slice(pages, position).is_some()
             {
                 if is_alone {
-                    self.overwritten.remove(&position);
+                    self.overwritten.remove(position);
                 }
                 candidates.push(candidate);
                 self.strays.placed();
@@ -183,7 +184,7 @@ impl VmJcb {
             }
             self.strays.placed();
             if is_alone {
-                self.overwritten.remove(&position);
+                self.overwritten.remove(position);
             }
             if slice.page() != PageId::NONE {
                 pages.cool(slice.page());
@@ -224,8 +225,8 @@ impl VmJcb {
     /// journal, and does not say any more that something else is there. Gives the former.
     fn past_begins(&mut self, blocks: &Range<u64>, carried: &[u64], over: &Over<'_>) -> Vec<(u64, u32, u32)> {
         let mut past = Vec::new();
-        for position in self.versions_in(blocks) {
-            let (Some(block), Some(sequence)) = (self.home_of(position), self.sequence_of(position)) else { continue };
+        for (block, position) in self.versions_in(blocks) {
+            let Some(sequence) = self.sequence_of(position) else { continue };
             let is_over = over.is_over(block, sequence);
             let is_carried = carried.binary_search(&block).is_ok();
             // Whatever was there: from now on nobody knows.
@@ -243,8 +244,8 @@ impl VmJcb {
     /// The guest has asked just now to write `blocks`, over the versions of those that it covers whole, and waits.
     pub(crate) fn past_asked(&mut self, blocks: &Range<u64>, whole: &Range<u64>) {
         let over = Over::AsOf { whole: whole.clone(), first_asked: None, has_waited: false };
-        for position in self.versions_in(blocks) {
-            let (Some(block), Some(sequence)) = (self.home_of(position), self.sequence_of(position)) else { continue };
+        for (block, position) in self.versions_in(blocks) {
+            let Some(sequence) = self.sequence_of(position) else { continue };
             if self.table.past(position).is_none() && over.is_over(block, sequence) {
                 self.say_past(position, Some(Past::Begun));
             }
@@ -291,7 +292,7 @@ impl VmJcb {
             self.past_ended(&operation.past);
         }
         if operation.writer == Writer::Guest && !self.transactions.is_empty() {
-            for position in self.versions_in(&operation.blocks) {
+            for (_, position) in self.versions_in(&operation.blocks) {
                 if self.location(position).is_held() {
                     self.written_over.insert(position);
                 }
@@ -304,6 +305,7 @@ impl VmJcb {
             Writer::Guest => self.counters.released_home += released,
             Writer::Host => self.counters.written_home_by_host += released,
         }
+        self.give_back_sparse();
         released
     }
 
@@ -313,7 +315,7 @@ impl VmJcb {
         if self.location(position) != Location::Home {
             return true;
         }
-        if !self.table.make_room(position) {
+        if !self.table.make_room_for_one(position) {
             return false;
         }
         let slot = if self.is_escaped(position) {
@@ -357,12 +359,11 @@ impl VmJcb {
             return;
         }
         // Whichever is shorter: the range, or what is known.
-        let known: Vec<u32> = self.versions_in(&blocks);
-        for position in known {
+        for (block, position) in self.versions_in(&blocks) {
             if self.location(position).is_held() {
                 self.counters.released_discarded += 1;
             }
-            self.drop_version(pages, position);
+            self.drop_version(pages, (block, position));
         }
     }
 
@@ -373,19 +374,27 @@ impl VmJcb {
 
     /// Of what is owed, the home blocks that the guest has written past its journal since, or may have; nothing where no more is known.
     pub(crate) fn written_past(&self) -> Vec<(u64, Option<Past>)> {
-        let found = self.overwritten.iter().filter(|position| self.location(**position).is_held());
-        found.filter_map(|position| Some((self.home_of(*position)?, self.table.past(*position)))).collect()
+        let found = self.versions_held(|position| self.overwritten.contains(position));
+        found.into_iter().map(|(block, position)| (block, self.table.past(position))).collect()
     }
 
     /// Of what is owed, that over which the guest may have written something else, and of which it is not known that it has: home block and log
     /// block, by home block.
     pub(crate) fn versions_unknown(&self) -> Vec<(u64, u32)> {
         let is_unknown =
-            |position: &u32| self.location(*position).is_held() && self.table.past(*position) != Some(Past::Written);
-        let positions = self.overwritten.iter().copied().filter(is_unknown);
-        let mut unknown: Vec<_> = positions.filter_map(|position| Some((self.home_of(position)?, position))).collect();
+            |position: u32| self.overwritten.contains(position) && self.table.past(position) != Some(Past::Written);
+        let mut unknown = self.versions_held(is_unknown);
         unknown.sort_unstable();
         unknown
+    }
+
+    /// Newest versions that are held, and wanted, in no order: home block and log block. One pass over all, and none where none is wanted.
+    fn versions_held(&self, is_wanted: impl Fn(u32) -> bool) -> Vec<(u64, u32)> {
+        if self.overwritten.is_empty() {
+            return Vec::new();
+        }
+        let is_held = |position: u32| is_wanted(position) && self.location(position).is_held();
+        self.blocks_and_positions().filter(|(_, position)| is_held(*position)).collect()
     }
 
     /// Those that are at home, likewise.
@@ -399,16 +408,9 @@ impl VmJcb {
         let Some(tail) = self.transactions.front().map(|transaction| transaction.first_position) else {
             return versions;
         };
-        let mut position = tail;
-        while position != self.cursor.position {
-            if let (true, Some(block), Some(sequence)) =
-                (is_wanted(self.location(position)), self.home_of(position), self.sequence_of(position))
-                && self.newest(block) == Some(position)
-            {
-                versions.push((sequence, block, position));
-            }
-            position = format.next(position);
-        }
+        let found = self.blocks_and_positions().filter(|(_, position)| is_wanted(self.location(*position)));
+        versions.extend(found.filter_map(|(block, position)| Some((self.sequence_of(position)?, block, position))));
+        versions.sort_unstable_by_key(|(_, _, position)| format.distance(tail, *position));
         versions
     }
 
@@ -422,33 +424,38 @@ impl VmJcb {
         copied_only: bool,
         may_be: &dyn Fn(u64) -> bool,
     ) -> Vec<(usize, HostWrite)> {
-        let Some(format) = self.format.filter(|_| self.contradiction.is_none() && !self.is_torn && !self.is_taken)
-        else {
+        if self.format.is_none() || self.contradiction.is_some() || self.is_torn || self.is_taken {
             return Vec::new();
-        };
+        }
         let mut writes = Vec::new();
         let Some(tail) = self.transactions.front().map(|transaction| transaction.first_position) else {
             return writes;
         };
-        let mut position = tail;
-        let mut buffer = vec![0; self.shape.block_bytes as usize];
-        while position != self.cursor.position && writes.len() < count {
-            let here = position;
-            position = format.next(position);
-            let location = self.location(here);
+        let mut known = KnownHomes::default();
+        let mut chosen = Vec::new();
+        // Rule 3 of ARCHITECTURE.md: of what was superseded nothing is known here, so that no older version can be found.
+        for here in self.versions.iter_from(tail) {
+            if chosen.len() >= count {
+                break;
+            }
             // What the guest wrote over itself is newer, for the guest: only a replay would bring the version back.
-            let wanted = !self.overwritten.contains(&here)
-                && match location {
+            let wanted = !self.overwritten.contains(here)
+                && match self.location(here) {
                     Location::Guest(_) => !copied_only,
                     Location::Block(_) => true,
                     _ => false,
                 };
-            let Some(block) = self.home_of(here) else { continue };
-            // Rule 3 of ARCHITECTURE.md: what was superseded is no longer held, so that no older one can be found here.
-            debug_assert!(!wanted || self.newest(block) == Some(here), "log block {here} is held though superseded");
-            if !wanted || self.in_flight.overlaps(&(block..block + 1), None) || !may_be(block) {
+            let Some(block) = Some(here).filter(|_| wanted).and_then(|_| self.home_in_order(pages, here, &mut known))
+            else {
+                continue;
+            };
+            if self.in_flight.overlaps(&(block..block + 1), None) || !may_be(block) {
                 continue;
             }
+            chosen.push((here, block));
+        }
+        let mut buffer = vec![0; self.shape.block_bytes as usize];
+        for (here, block) in chosen {
             writes.extend(self.host_write_begins(pages, here, block, &mut buffer));
         }
         writes.sort_by_key(|(_, write)| write.block);

@@ -3,27 +3,27 @@
 //! Invariants, checked by [`VmJcb::check`] in tests and by recovery on what a dead process left:
 //!
 //! * A location that names a page or a slot is the only one to name it.
-//! * Every committed version that is the newest of its home block is in `by_block`; no other position is.
+//! * Every committed version that is the newest of its home block is in `by_block` and in `versions`; no other position is. What is not
+//!   needs no home: nobody asks for it but who shows the log, and the log's own tags say it.
 //! * The newest version of a block is never [`Location::Gone`]: only a newer commit, a revoke or a discard makes it so,
 //!   and those take it out of `by_block`.
 //! * The table's tail never moves past a transaction that still owes a block.
 //! * A position's location changes in one place, [`VmJcb::set_location`].
 //! * What is absorbed (`absorbed`) is the newest version of its home block, and copied.
 
-use crate::chains::Chains;
 use crate::commit::Accepted;
-use crate::homes::Homes;
+use crate::index::Index;
 use crate::inflight::InFlight;
 use crate::location::{Location, Past};
 use crate::pages::Pages;
 use crate::pool::Pool;
+use crate::positions::Positions;
 use crate::strays::Strays;
 use crate::table::{Table, Tail};
 use guest_memory::{MemorySlice, PageId};
 use hashbrown::DefaultHashBuilder;
 use jbd2::Format;
-use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
-use std::hash::BuildHasher;
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 
 /// What a log and its file system look like.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -117,11 +117,12 @@ pub struct VmJcb {
     pub(crate) format: Option<Format>,
     /// Of the journal whose superblock is held.
     pub(crate) uuid: Option<[u8; 16]>,
-    homes: Homes,
-    by_page: Chains,
-    by_block: Chains,
+    by_page: Index,
+    by_block: Index,
+    /// The newest versions.
+    pub(crate) versions: Positions,
     /// Versions whose first word was taken out of the log because it looks like a log block's (`JBD2_FLAG_ESCAPE`).
-    escaped: HashSet<u32>,
+    escaped: Positions,
     hasher: DefaultHashBuilder,
     pub(crate) transactions: VecDeque<Transaction>,
     /// Where the next transaction begins, and its sequence number.
@@ -132,9 +133,9 @@ pub struct VmJcb {
     pub(crate) is_torn: bool,
     /// Versions over which the guest has written something else at home, past its own journal. Only a replay may bring
     /// them back.
-    pub(crate) overwritten: HashSet<u32>,
-    /// Versions whose home write the guest was told of, and that are not at home: see `absorbed`.
-    pub(crate) absorbed: BTreeSet<u32>,
+    pub(crate) overwritten: Positions,
+    /// Versions whose home write the guest was told of, and that are not at home, with their home blocks: see `absorbed`.
+    pub(crate) absorbed: BTreeMap<u32, u64>,
     /// Block slots that an operation on its way to storage reads from, and how many do.
     pins: HashMap<u32, u32>,
     /// Pinned slots that nobody names any more.
@@ -144,7 +145,7 @@ pub struct VmJcb {
     superblock_spare: Option<u32>,
     pub(crate) counters: Counters,
     /// Owed versions whose home block was written, with something else, since they were committed.
-    pub(crate) written_over: HashSet<u32>,
+    pub(crate) written_over: Positions,
     pub(crate) strays: Strays,
     /// What proved the books wrong.
     pub(crate) contradiction: Option<String>,
@@ -176,23 +177,24 @@ impl VmJcb {
             pool,
             format: None,
             uuid: None,
-            homes: Homes::new(shape.log_blocks, shape.home_blocks),
-            by_page: Chains::new(shape.log_blocks),
-            by_block: Chains::new(shape.log_blocks),
-            escaped: HashSet::new(),
+            // It gets more bits when the guest has more pages.
+            by_page: Index::new(shape.log_blocks, 0),
+            by_block: Index::new(shape.log_blocks, shape.home_blocks),
+            versions: Positions::new(shape.log_blocks),
+            escaped: Positions::new(shape.log_blocks),
             hasher: DefaultHashBuilder::default(),
             transactions: VecDeque::new(),
             cursor: Tail { position: 0, sequence: 0 },
             partial: Partial::default(),
             in_flight: InFlight::default(),
             is_torn: false,
-            overwritten: HashSet::new(),
-            absorbed: BTreeSet::new(),
+            overwritten: Positions::new(shape.log_blocks),
+            absorbed: BTreeMap::new(),
             pins: HashMap::new(),
             zombies: Vec::new(),
             superblock_spare: None,
             counters: Counters::default(),
-            written_over: HashSet::new(),
+            written_over: Positions::new(shape.log_blocks),
             strays: Strays::default(),
             contradiction: None,
             is_rebuilding: false,
@@ -220,25 +222,13 @@ impl VmJcb {
         self.table.load(position).unwrap_or(Location::None)
     }
 
-    pub(crate) fn home_of(&self, position: u32) -> Option<u64> {
-        self.homes.get(position)
-    }
-
     pub(crate) fn hasher(&self) -> &DefaultHashBuilder {
         &self.hasher
     }
 
-    fn page_hash(&self, page: PageId) -> u64 {
-        self.hasher.hash_one(page.0)
-    }
-
-    fn block_hash(&self, block: u64) -> u64 {
-        self.hasher.hash_one(block)
-    }
-
     /// The log block that holds `page` by reference.
     pub(crate) fn position_of_page(&self, page: PageId) -> Option<u32> {
-        self.by_page.find(self.page_hash(page), |position| self.location(*position) == Location::Guest(page))
+        self.by_page.find(u64::from(page.0)).filter(|position| self.location(*position) == Location::Guest(page))
     }
 
     /// Whether any log block is held by reference to a page.
@@ -248,7 +238,12 @@ impl VmJcb {
 
     /// The log block with the newest committed version of `block`, whether it is owed or already home.
     pub(crate) fn newest(&self, block: u64) -> Option<u32> {
-        self.by_block.find(self.block_hash(block), |position| self.homes.get(*position) == Some(block))
+        self.by_block.find(block)
+    }
+
+    /// The newest versions, in no order: home block and log block. One pass over all takes a millisecond for a log of 1 GiB.
+    pub(crate) fn blocks_and_positions(&self) -> impl Iterator<Item = (u64, u32)> {
+        self.by_block.iter()
     }
 
     /// Changes where a log block's content is. The only place that does: what the old location named is let go after the
@@ -264,7 +259,7 @@ impl VmJcb {
             return;
         }
         if let Location::Guest(page) = old {
-            self.by_page.remove(self.page_hash(page), position);
+            self.by_page.remove(u64::from(page.0), position);
         }
         if old.is_held() && !new.is_held() && self.is_newest(position) {
             self.owed_changes(position, -1);
@@ -284,7 +279,7 @@ impl VmJcb {
             Location::None | Location::Home | Location::Gone | Location::Storage => {}
         }
         if let Location::Guest(page) = new {
-            self.enter_page(position, page);
+            self.enter_page(pages, position, page);
         }
         let held = |location: Location| u64::from(location.is_held());
         self.counters.blocks_retained_now += held(new);
@@ -292,24 +287,24 @@ impl VmJcb {
         self.counters.blocks_retained_max = self.counters.blocks_retained_max.max(self.counters.blocks_retained_now);
     }
 
-    fn enter_page(&mut self, position: u32, page: PageId) {
-        let hash = self.page_hash(page);
-        let (table, hasher) = (&self.table, &self.hasher);
-        self.by_page.insert(hash, position, |other| match table.load(other) {
-            Some(Location::Guest(page)) => hasher.hash_one(page.0),
-            // Who is not in a page is not in a chain of pages.
-            _ => 0,
-        });
+    fn enter_page(&mut self, pages: &Pages, position: u32, page: PageId) {
+        let page = u64::from(page.0);
+        if !self.by_page.can_have(page) {
+            self.by_page.widen_to(u64::from(pages.memory().page_count()));
+        }
+        if !self.by_page.insert(page, position) {
+            // A page is in one log block. Of the two the one counts that is there now: who does not find it here would let the guest change it.
+            let other = self.by_page.find(page);
+            log::error!("page {page} is in log block {position}, and was still known to be in log block {other:?}");
+            debug_assert!(false, "page {page} is in log blocks {position} and {other:?}");
+            other.map(|other| self.by_page.remove(page, other));
+            self.by_page.insert(page, position);
+        }
     }
 
-    fn enter_block(&mut self, position: u32, block: u64) {
-        let hash = self.block_hash(block);
-        let (homes, hasher) = (&self.homes, &self.hasher);
-        self.by_block.insert(hash, position, |other| homes.get(other).map_or(0, |block| hasher.hash_one(block)));
-    }
-
-    fn is_newest(&self, position: u32) -> bool {
-        self.homes.get(position).is_some_and(|block| self.newest(block) == Some(position))
+    /// Whether a log block is the newest committed version of its home block.
+    pub(crate) fn is_newest(&self, position: u32) -> bool {
+        self.versions.contains(position)
     }
 
     /// Holds the log's superblock, in place of the one before. False where there is no memory for it, or none for the next one in a log
@@ -397,14 +392,15 @@ impl VmJcb {
     pub(crate) fn commit_version(&mut self, pages: &mut Pages, position: u32, block: u64, escaped: bool) {
         self.forget_version(position);
         if let Some(older) = self.newest(block) {
-            self.drop_version(pages, older);
+            self.drop_version(pages, (block, older));
             self.counters.released_superseded += 1;
         }
-        self.homes.set(position, block);
+        let is_entered = self.by_block.insert(block, position);
+        debug_assert!(is_entered, "log block {position} is a version of block {block}, which has another one");
+        self.versions.insert(position);
         if escaped {
             self.escaped.insert(position);
         }
-        self.enter_block(position, block);
         if self.location(position).is_held() {
             self.owed_changes(position, 1);
         }
@@ -419,18 +415,38 @@ impl VmJcb {
         if is_live { self.transaction_index(position) } else { None }
     }
 
-    /// Takes a version out of the books, whatever its content; its location stays.
-    pub(crate) fn forget_version(&mut self, position: u32) {
-        let Some(block) = self.homes.get(position) else { return };
-        if self.by_block.remove(self.block_hash(block), position) && self.location(position).is_held() {
+    /// Takes a version out of the books, whatever its content; its location stays. Its home block is not known, so that has to be looked for
+    /// among all: for what should be no version any more.
+    fn forget_version(&mut self, position: u32) {
+        self.forget_versions(std::iter::once(position));
+    }
+
+    /// The same for many: one pass over what is newest, and none where none of them is.
+    pub(crate) fn forget_versions(&mut self, positions: impl Iterator<Item = u32>) {
+        let mut is_any = false;
+        for position in positions {
+            is_any |= self.forget_place(position);
+        }
+        if is_any {
+            let versions = &self.versions;
+            self.by_block.retain(|position| versions.contains(position));
+        }
+    }
+
+    /// What is known of a newest version by its log block. False where it is none. Who calls takes it out of `by_block`.
+    fn forget_place(&mut self, position: u32) -> bool {
+        if !self.versions.remove(position) {
+            return false;
+        }
+        if self.location(position).is_held() {
             self.owed_changes(position, -1);
         }
         self.say_past(position, None);
-        self.homes.clear(position);
-        self.escaped.remove(&position);
-        self.written_over.remove(&position);
-        self.overwritten.remove(&position);
+        self.escaped.remove(position);
+        self.written_over.remove(position);
+        self.overwritten.remove(position);
         self.absorbed.remove(&position);
+        true
     }
 
     /// Has the table say what the guest has done at home of a held version, past its journal.
@@ -444,25 +460,24 @@ impl VmJcb {
 
     /// Whether a version is held with its first word taken out.
     pub(crate) fn is_escaped(&self, position: u32) -> bool {
-        self.escaped.contains(&position)
+        self.escaped.contains(position)
     }
 
-    /// The newest versions of blocks in `blocks`.
-    pub(crate) fn versions_in(&self, blocks: &std::ops::Range<u64>) -> Vec<u32> {
+    /// The newest versions of blocks in `blocks`: home block and log block.
+    pub(crate) fn versions_in(&self, blocks: &std::ops::Range<u64>) -> Vec<(u64, u32)> {
         if blocks.end - blocks.start <= self.by_block.len() as u64 {
-            blocks.clone().filter_map(|block| self.newest(block)).collect()
+            blocks.clone().filter_map(|block| Some((block, self.newest(block)?))).collect()
         } else {
-            let inside = |position: &u32| self.homes.get(*position).is_some_and(|block| blocks.contains(&block));
-            self.by_block.iter().filter(inside).collect()
+            self.by_block.iter().filter(|(block, _)| blocks.contains(block)).collect()
         }
     }
 
     /// The newest committed versions of these blocks: home block, transaction, log block, and whether it is written down that the guest has
     /// asked to write over it.
     pub(crate) fn newest_versions(&self, blocks: &std::ops::Range<u64>) -> Vec<(u64, u32, u32, bool)> {
-        let of = |position: u32| {
+        let of = |(block, position)| {
             let is_gone_over = self.table.past(position).is_some();
-            Some((self.home_of(position)?, self.sequence_of(position)?, position, is_gone_over))
+            Some((block, self.sequence_of(position)?, position, is_gone_over))
         };
         self.versions_in(blocks).into_iter().filter_map(of).collect()
     }
@@ -470,15 +485,17 @@ impl VmJcb {
     /// Copies a held version out as it belongs home: with its first word put back if it was escaped.
     pub(crate) fn read_version(&self, pages: &Pages, position: u32, buffer: &mut [u8]) -> bool {
         let held = self.read_held(pages, position, buffer);
-        if held && self.escaped.contains(&position) {
+        if held && self.escaped.contains(position) {
             buffer[..4].copy_from_slice(&jbd2::MAGIC.to_be_bytes());
         }
         held
     }
 
     /// A version that nobody needs any more.
-    pub(crate) fn drop_version(&mut self, pages: &mut Pages, position: u32) {
-        self.forget_version(position);
+    pub(crate) fn drop_version(&mut self, pages: &mut Pages, (block, position): (u64, u32)) {
+        self.forget_place(position);
+        // Whatever else is known of it: its number's next log block is refused as long as this one is there.
+        self.by_block.remove(block, position);
         self.set_location(pages, position, Location::Gone);
     }
 
@@ -504,7 +521,7 @@ impl VmJcb {
 
     /// The content of a held version in place, where it is there just as it belongs home.
     pub(crate) fn held_slice(&self, pages: &Pages, position: u32) -> Option<MemorySlice> {
-        if self.escaped.contains(&position) {
+        if self.escaped.contains(position) {
             return None;
         }
         match self.location(position) {
@@ -539,7 +556,6 @@ impl VmJcb {
         }
         self.table.set_handed_over(None);
         self.forget_signs();
-        self.homes = Homes::new(self.shape.log_blocks, self.shape.home_blocks);
         self.cursor = tail;
         self.partial = Partial::default();
         self.transactions.clear();
@@ -554,13 +570,13 @@ impl VmJcb {
     }
 
     /// Takes in what the table says already: pages by number, what is held.
-    pub(crate) fn adopt_locations(&mut self) {
+    pub(crate) fn adopt_locations(&mut self, pages: &Pages) {
         let mut held = 0;
         for position in 0..self.shape.log_blocks {
             let location = self.location(position);
             held += u64::from(location.is_held());
             if let Location::Guest(page) = location {
-                self.enter_page(position, page);
+                self.enter_page(pages, position, page);
             }
         }
         self.counters.blocks_retained_now = held;
@@ -569,33 +585,31 @@ impl VmJcb {
 
     /// Books for a log that was open in an earlier process, and is to be read from `tail` on.
     pub(crate) fn reopen_books(&mut self, tail: Tail) {
-        self.homes = Homes::new(self.shape.log_blocks, self.shape.home_blocks);
         self.cursor = tail;
     }
 
     /// After the log was read again: newest versions that are gone were discarded, and of the others it is not known whether the
     /// guest has written something else over them at home.
     pub(crate) fn forget_discarded(&mut self) {
-        let newest: Vec<u32> = self.by_block.iter().collect();
-        for position in newest {
+        let mut gone = Vec::new();
+        for (block, position) in self.by_block.iter() {
             match self.location(position) {
-                Location::Gone => self.forget_version(position),
+                Location::Gone => gone.push(position),
                 Location::Home => {}
                 // The guest has written that very version, and was told so.
                 _ if self.table.is_absorbed(position) => {
-                    self.absorbed.insert(position);
+                    self.absorbed.insert(position, block);
                 }
-                _ => {
-                    self.overwritten.insert(position);
-                }
+                _ => self.overwritten.insert(position),
             }
         }
+        self.forget_versions(gone.into_iter());
     }
 
     /// The file system has `home_blocks` blocks now.
     pub(crate) fn resize_home(&mut self, home_blocks: u64) {
         self.shape.home_blocks = home_blocks;
-        self.homes.resize(home_blocks);
+        self.by_block.widen_to(home_blocks);
     }
 
     /// Forgets everything: the log is closed and owes nothing.
@@ -615,13 +629,14 @@ impl VmJcb {
             self.pool.give_block(slot);
         }
         self.table.clear();
-        self.homes = Homes::new(self.shape.log_blocks, self.shape.home_blocks);
-        self.escaped = HashSet::new();
-        self.overwritten = HashSet::new();
+        self.escaped.clear();
+        self.overwritten.clear();
         self.absorbed.clear();
         self.table.set_read(false);
         self.set_torn(false);
-        self.by_block.clear();
+        // Of a file system that has become another one, too.
+        self.by_block = Index::new(self.shape.log_blocks, self.shape.home_blocks);
+        self.versions.clear();
         self.by_page.clear();
         self.transactions = VecDeque::new();
         self.partial = Partial::default();
@@ -638,7 +653,7 @@ impl VmJcb {
 
     /// How many newest versions are only at their own place in the log on storage, where they were put for want of memory.
     pub(crate) fn stored_versions(&self) -> u64 {
-        self.by_block.iter().filter(|position| self.location(*position) == Location::Storage).count() as u64
+        self.versions.iter().filter(|position| self.location(*position) == Location::Storage).count() as u64
     }
 
     /// The same, and what of a transaction that is not read to its end lies there: it may be committed.
@@ -661,7 +676,7 @@ impl VmJcb {
         if self.is_torn {
             return 0;
         }
-        let kept = self.overwritten.iter().filter(|position| self.location(**position).is_held()).count();
+        let kept = self.overwritten.iter().filter(|position| self.location(*position).is_held()).count();
         self.owed_blocks() - kept as u64
     }
 
@@ -673,24 +688,27 @@ impl VmJcb {
     /// Bytes of memory the books take: tuples and their tables, not the copied blocks.
     pub(crate) fn area_bytes(&self) -> u64 {
         self.table.memory_bytes()
-            + self.homes.memory_bytes()
             + self.by_page.memory_bytes()
             + self.by_block.memory_bytes()
             + self.strays.memory_bytes()
             + (self.transactions.capacity() * size_of::<Transaction>()) as u64
-            + [&self.escaped, &self.overwritten, &self.written_over].map(set_bytes).iter().sum::<u64>()
+            + [&self.versions, &self.escaped, &self.overwritten, &self.written_over]
+                .map(Positions::memory_bytes)
+                .iter()
+                .sum::<u64>()
+    }
+
+    /// Gives back what the table takes for a part of the log of which little is held any more.
+    pub(crate) fn give_back_sparse(&mut self) {
+        self.table.give_back_sparse(self.cursor.position);
     }
 
     /// Gives back what grew and is not needed any more: the guest's tail has moved.
     pub(crate) fn give_back_unused(&mut self) {
         self.table.give_back_unused(self.cursor.position);
+        self.give_back_sparse();
         if self.transactions.capacity() > 4 * self.transactions.len() + 64 {
             self.transactions.shrink_to(2 * self.transactions.len());
-        }
-        for set in [&mut self.escaped, &mut self.overwritten, &mut self.written_over] {
-            if set.capacity() > 4 * set.len() + 64 {
-                set.shrink_to(2 * set.len());
-            }
         }
     }
 
@@ -702,6 +720,8 @@ impl VmJcb {
     /// Checks the invariants of the header; what is wrong, as a sentence. Costs time: for tests.
     pub(crate) fn check(&self) -> Result<(), String> {
         self.table.check()?;
+        self.by_block.check()?;
+        self.by_page.check()?;
         let mut named = HashSet::new();
         let mut held = 0;
         for position in 0..self.shape.log_blocks {
@@ -712,14 +732,11 @@ impl VmJcb {
                     return Err(format!("{location:?} is named twice, once by log block {position}"));
                 }
             }
-            if self.is_open()
-                && let Some(block) = self.homes.get(position)
-                && self.newest(block) == Some(position)
-                && location == Location::Gone
-            {
-                return Err(format!("the newest version of block {block}, at log block {position}, is gone"));
+            if self.is_open() && self.is_newest(position) && location == Location::Gone {
+                return Err(format!("the newest version of a block, at log block {position}, is gone"));
             }
-            if self.absorbed.contains(&position) && !(self.table.is_absorbed(position) && self.is_newest(position)) {
+            if self.absorbed.contains_key(&position) && !(self.table.is_absorbed(position) && self.is_newest(position))
+            {
                 return Err(format!("log block {position} is absorbed, and not copied or not the newest"));
             }
             if let Location::Guest(page) = location
@@ -731,17 +748,31 @@ impl VmJcb {
         if held != self.counters.blocks_retained_now {
             return Err(format!("{held} blocks are held, {} are counted", self.counters.blocks_retained_now));
         }
-        let owed: u64 = self.by_block.iter().filter(|position| self.location(*position).is_held()).count() as u64;
+        let mut newest: Vec<u32> = self.by_block.iter().map(|(_, position)| position).collect();
+        newest.sort_unstable();
+        if !self.versions.iter().eq(newest.iter().copied()) {
+            return Err("the newest versions by their home blocks are not those by their log blocks".to_owned());
+        }
+        if let Some((position, block)) =
+            self.absorbed.iter().find(|(position, block)| self.newest(**block) != Some(**position))
+        {
+            return Err(format!(
+                "log block {position} is absorbed for block {block}, of which it is not the newest version"
+            ));
+        }
+        let retained = self
+            .by_page
+            .iter()
+            .filter(|(page, position)| self.location(*position) == Location::Guest(PageId(*page as u32)));
+        if retained.count() != self.by_page.len() {
+            return Err("a page is in the page table, and no log block is in it".to_owned());
+        }
+        let owed: u64 = self.versions.iter().filter(|position| self.location(*position).is_held()).count() as u64;
         if owed != self.owed_blocks() {
             return Err(format!("{owed} newest versions are held, transactions owe {}", self.owed_blocks()));
         }
         Ok(())
     }
-}
-
-/// Bytes of memory that a set takes: a number and a byte in each of its places, of which an eighth stays free.
-fn set_bytes(set: &HashSet<u32>) -> u64 {
-    (set.capacity() * 8 / 7 * (size_of::<u32>() + 1)) as u64
 }
 
 #[cfg(test)]

@@ -2,8 +2,8 @@
 //! tuples, the five operations.
 //!
 //! For every log there is a [`VmJcb`], the paper's control block: which log block is where ([`Location`], 4 bytes in a
-//! tmpfs file that outlives the process), which home block it is a version of (3 bytes or more), and two hash tables, by page
-//! and by home block. All are in pieces that come and go with the live part of the log. The paper's operations are called after what they do: [`JournalArea::make_log`] (`LOG_OP_INIT`),
+//! tmpfs file that outlives the process), and two tables in which it is found by its page and by the home block that it is the newest version of
+//! (three bytes each, or a little more). All are in pieces that come and go with the live part of the log. The paper's operations are called after what they do: [`JournalArea::make_log`] (`LOG_OP_INIT`),
 //! [`JournalArea::forget_log`] (`LOG_OP_CLEANUP`), [`JournalArea::hold`] (`LOG_OP_MPROTECT`), [`JournalArea::owed`]
 //! (`LOG_OP_QUERY`), [`JournalArea::take_for_recovery`] (`LOG_OP_RECOVER`). What the paper's patched file system told its VMM in hypercalls
 //! is read here from the guest's ordinary log writes.
@@ -20,19 +20,19 @@
 
 mod absorbed;
 mod area;
-mod chains;
 mod commit;
 mod contradiction;
 mod error;
 mod home;
-mod homes;
+mod index;
 mod inflight;
 mod jcb;
+mod listed;
 mod location;
 mod log;
 mod pages;
-mod pieces;
 mod pool;
+mod positions;
 mod rebuild;
 mod shown;
 mod strays;

@@ -77,7 +77,7 @@ impl VmJcb {
         jcb.pool.go_on();
         jcb.keep_spare();
         pages.adopt(&retained);
-        jcb.adopt_locations();
+        jcb.adopt_locations(pages);
         jcb.reopen_books(tail);
         let mut block = vec![0; shape.block_bytes as usize];
         if !jcb.read_held(pages, 0, &mut block) {

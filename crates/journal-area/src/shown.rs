@@ -19,6 +19,7 @@ use crate::jcb::VmJcb;
 use crate::location::Location;
 use crate::pages::Pages;
 use jbd2::{Checksum, Descriptor, DescriptorEdit, Format, Kind};
+use std::collections::HashMap;
 use std::io;
 
 /// Blocks that are not held: on the disks of the log and of its file system.
@@ -34,6 +35,15 @@ pub trait Outside {
     /// # Errors
     /// When it cannot be read.
     fn stored(&mut self, position: u32, buffer: &mut [u8]) -> io::Result<()>;
+}
+
+/// What [`VmJcb::home_in_order`] has read already.
+#[derive(Debug, Default)]
+pub(crate) struct KnownHomes {
+    /// A descriptor, and the home blocks that it names.
+    tags: Option<(u32, Vec<u64>)>,
+    /// All newest versions: where a descriptor is not held.
+    all: Option<HashMap<u32, u64>>,
 }
 
 impl VmJcb {
@@ -57,7 +67,12 @@ impl VmJcb {
                 self.make_fit(pages, position, buffer, outside)
             }
             Location::Home | Location::Gone => {
-                let home = self.home_of(position).or_else(|| self.tagged_block(pages, position));
+                // What is at home is newest. Of what is gone nothing but the log knows what it was.
+                let home = if self.is_newest(position) {
+                    self.home_of(pages, position)
+                } else {
+                    self.tagged_block(pages, position)
+                };
                 self.show_let_go(pages, home, buffer, outside)?;
                 Ok(())
             }
@@ -103,12 +118,44 @@ impl VmJcb {
         Ok(is_escaped)
     }
 
-    /// The home block that a data block's tag names: its descriptor is the nearest control block before it.
+    /// The home block of which a log block is the newest version, if it is one. The log's own tag says it; where that cannot be read, since
+    /// there was no memory for its descriptor, all that is newest is looked through. For one log block, not for many.
+    pub(crate) fn home_of(&self, pages: &Pages, position: u32) -> Option<u64> {
+        if !self.is_newest(position) {
+            return None;
+        }
+        let tagged = self.tagged_block(pages, position).filter(|block| self.newest(*block) == Some(position));
+        tagged.or_else(|| self.blocks_and_positions().find(|(_, there)| *there == position).map(|(block, _)| block))
+    }
+
+    /// The same for one after the other, in the order of the log: each descriptor is read once, and all that is newest is looked through at
+    /// most once.
+    pub(crate) fn home_in_order(&self, pages: &Pages, position: u32, known: &mut KnownHomes) -> Option<u64> {
+        let named = |tags: &Option<(u32, Vec<u64>)>| {
+            let (at, blocks) = tags.as_ref()?;
+            let block = *blocks.get(self.distance(*at, position).checked_sub(1)? as usize)?;
+            (self.newest(block) == Some(position)).then_some(block)
+        };
+        named(&known.tags).or_else(|| {
+            known.tags = self.tags_before(pages, position);
+            let all = || self.blocks_and_positions().map(|(block, position)| (position, block)).collect();
+            named(&known.tags).or_else(|| known.all.get_or_insert_with(all).get(&position).copied())
+        })
+    }
+
+    /// The home block that a data block's tag names.
     fn tagged_block(&self, pages: &Pages, position: u32) -> Option<u64> {
+        let (at, blocks) = self.tags_before(pages, position)?;
+        blocks.get(self.distance(at, position).checked_sub(1)? as usize).copied()
+    }
+
+    /// The descriptor of a data block, the nearest control block before it, and the home blocks that its tags name; nothing where that is
+    /// none or is not held.
+    fn tags_before(&self, pages: &Pages, position: u32) -> Option<(u32, Vec<u64>)> {
         let format = self.format?;
         self.live_index(position)?;
         let mut at = position;
-        for index in 0..self.distance(self.transactions.front()?.first_position, position) {
+        for _ in 0..self.distance(self.transactions.front()?.first_position, position) {
             at = format.previous(at);
             // Small ones are control blocks; others are when they look so, since data that does is escaped.
             let mut head = [0; jbd2::HEADER_BYTES];
@@ -123,8 +170,8 @@ impl VmJcb {
             let mut block = vec![0; self.shape.block_bytes as usize];
             self.read_held(pages, at, &mut block);
             let is_descriptor = jbd2::peek(&block).is_some_and(|header| header.kind == Kind::Descriptor);
-            let mut tags = Descriptor::new(&format, &block).tags();
-            return if is_descriptor { tags.nth(index as usize).map(|tag| tag.block) } else { None };
+            let blocks = || Descriptor::new(&format, &block).tags().map(|tag| tag.block).collect();
+            return is_descriptor.then(|| (at, blocks()));
         }
         None
     }
@@ -132,7 +179,7 @@ impl VmJcb {
     /// Makes a control block of the live log fit the data blocks that stand in for others.
     fn make_fit(&self, pages: &Pages, position: u32, block: &mut [u8], outside: &mut dyn Outside) -> io::Result<()> {
         let Some(format) = self.format.filter(|_| !self.table.is_materialise()) else { return Ok(()) };
-        if self.home_of(position).is_some() || self.live_index(position).is_none() {
+        if self.is_newest(position) || self.live_index(position).is_none() {
             return Ok(());
         }
         match jbd2::peek(block) {

@@ -11,19 +11,31 @@
 //!
 //! Memory for a piece may be refused at any time: somebody else can fill the tmpfs. So what is to be said of a log block that has no
 //! memory of its own is said by two bits of a *map*, which lies behind the words and has its memory for as long as the log is
-//! open. It says of a block that has no word that it is in its own place on storage, at home, or gone. A word goes before the map:
-//! what changes from the one to the other is stored in the new place first.
+//! open. It says of a block that has no word that it is in its own place on storage, at home, or gone.
+//!
+//! What is to be said of most of a log's blocks is that, long before its tail passes them. So a piece with few words that the map cannot
+//! say, because something is held there, gives these to a list behind the map (`listed`), and the others to the map, and becomes a hole.
+//!
+//! A word goes before the list, and the list before the map: what is to be said is stored in the new place first, where it does not count
+//! yet or says the same, and then taken out of the old one; what is forgotten is taken out of the place that counts last. So a piece that
+//! becomes a hole has said all that is in it elsewhere, and whatever part of it a reader finds as zeros he finds right.
 
+use crate::listed::{ENTRIES_A_PAGE, Listed};
 use crate::location::{Location, Past};
-use crate::pieces::PIECE;
 use guest_memory::{Error as MemoryError, HostFile};
 use std::io;
 use std::path::Path;
 
+/// Words a piece: one page of the file.
+const PIECE: usize = 1024;
 /// Bytes of a piece's words: one page of the file, which its header is, too.
 const PIECE_BYTES: u64 = 4 * PIECE as u64;
 /// Log blocks that a word of the map speaks of, with two bits each.
 const MAPPED_PER_WORD: u32 = 16;
+/// A piece with so few words that the map cannot say, at most, needs no memory. Of twice as many it takes some again.
+const FEW_HELD: u16 = 64;
+/// A piece with fewer words than this is one that the log is only coming to, or has nearly passed.
+const MOST_USED: u16 = PIECE as u16 / 2;
 /// With less room than this in tmpfs, a log takes what it can ever need of it at once, and keeps it until it is closed.
 const LITTLE_ROOM_BYTES: u64 = 16 << 20;
 
@@ -146,6 +158,12 @@ pub struct Table {
     has_map: bool,
     /// Log blocks of which the map says something.
     mapped: u32,
+    /// What is held in pieces without memory.
+    listed: Listed,
+    /// Pieces in which so little is held that they could do without memory.
+    sparse: usize,
+    /// There was no room for that on the list.
+    is_list_full: bool,
 }
 
 /// What is known of a piece of the words.
@@ -157,16 +175,75 @@ struct Piece {
     used: u16,
     /// Words that will be stored, and must find memory then.
     promised: u16,
+    /// Words that are not zero, and that the map cannot say.
+    held: u16,
+    /// Its words that are listed.
+    listed: u16,
+}
+
+impl Piece {
+    fn is_sparse(&self) -> bool {
+        self.is_present && self.used >= MOST_USED && self.held + self.listed <= FEW_HELD
+    }
+}
+
+/// What the map says of a log block that is there.
+fn map_bits(location: Location) -> Option<u32> {
+    match location {
+        Location::None => Some(0),
+        Location::Storage => Some(1),
+        Location::Home => Some(2),
+        Location::Gone => Some(3),
+        Location::Guest(_) | Location::Block(_) | Location::Small(_) => None,
+    }
+}
+
+/// Of how many log blocks a word of the map says something.
+fn said_in(word: u32) -> u32 {
+    ((word | word >> 1) & 0x5555_5555).count_ones()
+}
+
+/// Whether a word says what the map cannot.
+fn is_of_held(word: u32) -> bool {
+    ![0, Location::Home.pack(), Location::Gone.pack(), Location::Storage.pack()].contains(&word)
 }
 
 impl Table {
     fn with_file(file: HostFile, block_bytes: u32, log_blocks: u32) -> Self {
         let pieces = vec![Piece::default(); (log_blocks as usize).div_ceil(PIECE)];
-        Table { file, block_bytes, log_blocks, pieces, present: 0, keeps_all: false, has_map: false, mapped: 0 }
+        let pages = if file.len() == Self::file_bytes(log_blocks) { Self::list_pages(log_blocks) } else { 0 };
+        let listed = Listed::new(Self::list_offset(log_blocks), pages);
+        Table {
+            file,
+            block_bytes,
+            log_blocks,
+            pieces,
+            present: 0,
+            keeps_all: false,
+            has_map: false,
+            mapped: 0,
+            listed,
+            sparse: 0,
+            is_list_full: false,
+        }
     }
 
-    /// Length of the file of a log of so many blocks: header, words in whole pages, map.
+    /// Length of the file of a log of so many blocks: header, words in whole pages, map, list.
     fn file_bytes(log_blocks: u32) -> u64 {
+        Self::list_offset(log_blocks) + u64::from(Self::list_pages(log_blocks)) * PIECE_BYTES
+    }
+
+    fn list_offset(log_blocks: u32) -> u64 {
+        (Self::map_offset(log_blocks) + Self::map_bytes(log_blocks)).next_multiple_of(PIECE_BYTES)
+    }
+
+    /// Pages of the list: for as many words as may be listed of all pieces together.
+    fn list_pages(log_blocks: u32) -> u32 {
+        (log_blocks.div_ceil(PIECE as u32) * u32::from(FEW_HELD)).div_ceil(ENTRIES_A_PAGE).max(1)
+    }
+
+    /// Length of the file as builds before the list made it.
+    fn file_bytes_without_list(log_blocks: u32) -> u64 {
         Self::map_offset(log_blocks) + Self::map_bytes(log_blocks)
     }
 
@@ -185,7 +262,7 @@ impl Table {
 
     /// Whether the file has a map at all: those of earlier builds have none.
     fn is_with_map(&self) -> bool {
-        self.file.len() == Self::file_bytes(self.log_blocks)
+        [Self::file_bytes(self.log_blocks), Self::file_bytes_without_list(self.log_blocks)].contains(&self.file.len())
     }
 
     /// Makes the table of a log of `log_blocks` blocks of `block_bytes` each, closed and holding nothing.
@@ -227,7 +304,8 @@ impl Table {
         if log_blocks > LOG_BLOCKS_MAX {
             return Err(refuse("its number of log blocks is impossible"));
         }
-        if ![Self::file_bytes(log_blocks), Self::file_bytes_without_map(log_blocks)].contains(&file.len()) {
+        let lengths = [Self::file_bytes, Self::file_bytes_without_list, Self::file_bytes_without_map];
+        if !lengths.iter().any(|length| length(log_blocks) == file.len()) {
             return Err(refuse("its length does not fit its number of log blocks"));
         }
         let mut table = Table::with_file(file, block_bytes, log_blocks);
@@ -239,11 +317,25 @@ impl Table {
                 what: format!("reading the journal table {}", path.display()),
                 source,
             })?;
-            let used = words.chunks_exact(4).filter(|word| *word != [0; 4]).count() as u16;
+            let (mut used, mut held) = (0, 0);
+            for word in words.chunks_exact(4) {
+                let word = word.first_chunk().map_or(0, |bytes| u32::from_ne_bytes(*bytes));
+                used += u16::from(word != 0);
+                held += u16::from(is_of_held(word));
+            }
             // All zeros is as good as a hole, whether it is one or not.
-            table.pieces[index] = Piece { is_present: used > 0, used, promised: 0 };
+            table.pieces[index] = Piece { is_present: used > 0, used, held, ..Piece::default() };
             table.present += usize::from(used > 0);
         }
+        let listed = table.listed.read(&table.file, log_blocks).map_err(|source| MemoryError::System {
+            what: format!("reading the journal table {}", path.display()),
+            source,
+        })?;
+        listed.map_err(|reason| refuse(&reason))?;
+        for position in table.listed.positions() {
+            table.pieces[position as usize / PIECE].listed += 1;
+        }
+        table.sparse = table.pieces.iter().filter(|piece| piece.is_sparse()).count();
         if table.is_with_map() {
             table.mapped = table.count_mapped().map_err(|source| MemoryError::System {
                 what: format!("reading the journal table {}", path.display()),
@@ -260,7 +352,7 @@ impl Table {
         let mut bytes = vec![0; Self::map_bytes(self.log_blocks) as usize];
         self.file.read_at(Self::map_offset(self.log_blocks), &mut bytes)?;
         let words = bytes.chunks_exact(4).map(|word| u32::from_ne_bytes([word[0], word[1], word[2], word[3]]));
-        Ok(words.map(|word| ((word | word >> 1) & 0x5555_5555).count_ones()).sum())
+        Ok(words.map(said_in).sum())
     }
 
     /// Makes sure that a block that is not held can be spoken of, whatever becomes of tmpfs until the log is closed. False where there
@@ -293,14 +385,9 @@ impl Table {
     }
 
     fn store_mapped(&mut self, position: u32, location: Location) {
-        let bits = match location {
-            Location::None => 0,
-            Location::Storage => 1,
-            Location::Home => 2,
-            Location::Gone => 3,
-            // What is held has to be named.
-            held => panic!("log block {position} has no room in its table for {held:?}"),
-        };
+        // What is held has to be named.
+        let bits = map_bits(location);
+        let bits = bits.unwrap_or_else(|| panic!("log block {position} has no room in its table for {location:?}"));
         let old = self.mapped(position);
         if old == location {
             return;
@@ -363,7 +450,33 @@ impl Table {
             self.keeps_all = true;
             self.present = self.pieces.len();
             self.pieces.iter_mut().for_each(|piece| piece.is_present = true);
+            self.sparse = self.pieces.iter().filter(|piece| piece.is_sparse()).count();
         }
+    }
+
+    /// Changes what is known of a piece.
+    fn change(&mut self, index: usize, change: impl FnOnce(&mut Piece)) {
+        let piece = &mut self.pieces[index];
+        let before = *piece;
+        change(piece);
+        self.sparse += usize::from(piece.is_sparse());
+        self.sparse -= usize::from(before.is_sparse());
+        self.present += usize::from(piece.is_present);
+        self.present -= usize::from(before.is_present);
+    }
+
+    /// Makes sure that something can be held at `position`, once, whose piece may have given its memory back: then it is listed, as long as
+    /// that has few. False where there is no memory.
+    pub fn make_room_for_one(&mut self, position: u32) -> bool {
+        let Some(piece) = self.pieces.get(position as usize / PIECE).filter(|_| position < self.log_blocks) else {
+            return false;
+        };
+        let is_listed = !piece.is_present
+            && piece.listed < 2 * FEW_HELD
+            && self.has_map
+            && !self.keeps_all
+            && self.listed.make_room(&self.file, 1);
+        is_listed || self.make_room(position)
     }
 
     fn reserve(&mut self, index: usize) -> bool {
@@ -372,8 +485,7 @@ impl Table {
             if self.file.reserve(offset, bytes).is_err() {
                 return false;
             }
-            self.pieces[index].is_present = true;
-            self.present += 1;
+            self.change(index, |piece| piece.is_present = true);
         }
         true
     }
@@ -408,16 +520,85 @@ impl Table {
             }
             at += unused + 1;
         }
+        self.listed.give_back_unused(&self.file);
+        self.is_list_full = false;
     }
 
-    /// Gives the memory of pieces back whose words are all zeros.
+    /// Gives the memory of one piece back in which little is held, if there is one, but not of those around `position`, where the log goes on:
+    /// the map and the list say what it says. Quick where there is none; who calls again has it done with the next one.
+    pub fn give_back_sparse(&mut self, position: u32) {
+        if self.sparse == 0 || self.keeps_all || self.is_list_full || !self.has_map {
+            return;
+        }
+        let here = position as usize / PIECE;
+        let next = if here + 1 < self.pieces.len() { here + 1 } else { 0 };
+        let around = self.pieces.iter().enumerate().skip(here).take(1).chain(Some((next, &self.pieces[next])));
+        let kept = around.filter(|(index, piece)| piece.is_sparse() && (*index == here || next != here)).count();
+        if self.sparse <= kept {
+            return;
+        }
+        let may_go = |(index, piece): &(usize, &Piece)| {
+            piece.is_sparse() && piece.promised == 0 && *index != here && *index != next
+        };
+        let Some((index, piece)) = self.pieces.iter().enumerate().find(may_go) else { return };
+        if !self.listed.make_room(&self.file, usize::from(piece.held)) {
+            self.is_list_full = true;
+            return;
+        }
+        self.say_elsewhere(index);
+        self.punch(index..index + 1);
+        if self.pieces[index].is_present {
+            // It cannot be given back, and says all itself.
+            self.is_list_full = true;
+            return;
+        }
+        self.change(index, |piece| (piece.used, piece.held) = (0, 0));
+    }
+
+    /// Has the map and the list say what the words of a piece say, which count before them.
+    fn say_elsewhere(&mut self, index: usize) {
+        let end = ((index + 1) * PIECE).min(self.log_blocks as usize) as u32;
+        for first in (index as u32 * PIECE as u32..end).step_by(MAPPED_PER_WORD as usize) {
+            let (at, _) = self.map_word(first);
+            let before = self.file.load_u32(at);
+            let mut word = before;
+            for position in first..end.min(first + MAPPED_PER_WORD) {
+                let said = self.file.load_u32(self.word(position));
+                let bits = match Location::unpack(said).filter(|_| !is_of_held(said)) {
+                    Some(Location::None) => continue,
+                    Some(location) => map_bits(location),
+                    None => {
+                        if self.listed.set(&self.file, position, said) == Some(true) {
+                            self.change(index, |piece| piece.listed += 1);
+                        }
+                        None
+                    }
+                };
+                let (_, shift) = self.map_word(position);
+                word = word & !(3 << shift) | bits.unwrap_or(0) << shift;
+            }
+            if word != before {
+                self.mapped += said_in(word);
+                self.mapped -= said_in(before);
+                self.file.store_u32(at, word);
+            }
+            // An earlier process may have died when the word said more already than the list.
+            for position in first..end.min(first + MAPPED_PER_WORD) {
+                let said = self.file.load_u32(self.word(position));
+                if said != 0 && !is_of_held(said) {
+                    self.unlist(position);
+                }
+            }
+        }
+    }
+
+    /// Gives the memory of pieces back whose words are all zeros, or said elsewhere.
     fn punch(&mut self, pieces: std::ops::Range<usize>) {
         // What cannot be given back is still there.
         let (offset, bytes) = self.range(pieces.clone());
         if self.file.give_back(offset, bytes).is_ok() {
-            for piece in &mut self.pieces[pieces] {
-                self.present -= usize::from(piece.is_present);
-                piece.is_present = false;
+            for index in pieces {
+                self.change(index, |piece| piece.is_present = false);
             }
         }
     }
@@ -436,11 +617,12 @@ impl Table {
             }
             at += unused + 1;
         }
+        self.listed.give_back_what_was_left(&self.file);
     }
 
-    /// Whether any word has memory, or the map.
+    /// Whether any word has memory, or the map, or the list.
     pub fn has_room(&self) -> bool {
-        self.present > 0 || self.has_map
+        self.present > 0 || self.has_map || self.listed.has_room()
     }
 
     /// Forgets every word and gives their memory back. The log must be closed.
@@ -452,6 +634,9 @@ impl Table {
             }
         }
         self.keeps_all = false;
+        self.is_list_full = false;
+        self.listed.clear(&self.file);
+        (0..self.pieces.len()).for_each(|index| self.change(index, |piece| piece.listed = 0));
         // What an older process left, too, of which it is not known.
         self.punch(0..self.pieces.len());
         self.pieces.iter_mut().for_each(|piece| piece.promised = 0);
@@ -468,9 +653,10 @@ impl Table {
             }
             self.mapped = 0;
         }
-        // What cannot be given back is zeros, and is there still.
-        let map = (Self::map_offset(self.log_blocks), Self::map_bytes(self.log_blocks));
-        self.has_map &= self.file.give_back(map.0, map.1).is_err();
+        // What cannot be given back is zeros, and is there still. Behind it is the list, and nothing else in its last page.
+        let (offset, end) =
+            (Self::map_offset(self.log_blocks), Self::list_offset(self.log_blocks).min(self.file.len()));
+        self.has_map &= self.file.give_back(offset, end - offset).is_err();
     }
 
     /// Where the content of log block `position` is; nothing for a damaged word.
@@ -478,44 +664,78 @@ impl Table {
     /// # Panics
     /// If the log has no such block.
     pub fn load(&self, position: u32) -> Option<Location> {
-        let at = self.word(position);
-        let is_present = self.pieces[position as usize / PIECE].is_present;
-        match if is_present { self.file.load_u32(at) } else { 0 } {
+        match self.word_of(position) {
             0 => Some(self.mapped(position)),
             word => Location::unpack(word),
         }
     }
 
-    /// Stores where the content of log block `position` is. [`Table::make_room`] must have succeeded, unless the block is not held:
-    /// then [`Table::can_say_stored`] is enough.
+    /// The word of a log block, wherever it is; zero where it has none.
+    fn word_of(&self, position: u32) -> u32 {
+        let at = self.word(position);
+        let piece = self.pieces[position as usize / PIECE];
+        match if piece.is_present { self.file.load_u32(at) } else { 0 } {
+            0 if piece.listed > 0 => self.listed.get(&self.file, position),
+            word => word,
+        }
+    }
+
+    /// Stores where the content of log block `position` is. [`Table::make_room`] must have succeeded, unless the block is not held, or was held
+    /// already: then [`Table::can_say_stored`] is enough.
     ///
     /// # Panics
     /// If the log has no such block, or that has no memory.
     pub fn store(&mut self, position: u32, location: Location) {
         self.assert_is_of_log(position);
         if location == Location::None {
-            // A word says more than the map, so it goes last.
+            // What counts most goes last.
             self.store_mapped(position, location);
+            self.unlist(position);
             self.store_word(position, 0);
-        } else if self.pieces[position as usize / PIECE].is_present {
-            self.store_word(position, location.pack());
-            self.store_mapped(position, Location::None);
+        } else if self.pieces[position as usize / PIECE].is_present || location.is_held() {
+            self.say(position, location.pack());
         } else {
             self.store_mapped(position, location);
+            self.unlist(position);
+        }
+    }
+
+    /// Has a word say what is to be said of a log block, in one step: in its own place, or on the list where that is a hole.
+    fn say(&mut self, position: u32, word: u32) {
+        let index = position as usize / PIECE;
+        if self.pieces[index].is_present {
+            self.store_word(position, word);
+            self.unlist(position);
+        } else {
+            let set = self.listed.set(&self.file, position, word);
+            assert!(set.is_some(), "log block {position} has no room in its table");
+            self.change(index, |piece| piece.listed += u16::from(set == Some(true)));
+        }
+        self.store_mapped(position, Location::None);
+    }
+
+    /// Takes a word off the list, if it is there.
+    fn unlist(&mut self, position: u32) {
+        let index = position as usize / PIECE;
+        if self.pieces[index].listed > 0 && self.listed.remove(&self.file, position) {
+            self.change(index, |piece| piece.listed -= 1);
+            self.is_list_full = false;
         }
     }
 
     fn store_word(&mut self, position: u32, word: u32) {
         let at = self.word(position);
-        let piece = &mut self.pieces[position as usize / PIECE];
-        if !piece.is_present {
+        let index = position as usize / PIECE;
+        if !self.pieces[index].is_present {
             // A hole would take memory, or end the process where there is none.
             assert!(word == 0, "log block {position} has no room in its table");
             return;
         }
         let old = self.file.load_u32(at);
-        piece.used += u16::from(word != 0);
-        piece.used = piece.used.saturating_sub(u16::from(old != 0));
+        self.change(index, |piece| {
+            piece.used = (piece.used + u16::from(word != 0)).saturating_sub(u16::from(old != 0));
+            piece.held = (piece.held + u16::from(is_of_held(word))).saturating_sub(u16::from(is_of_held(old)));
+        });
         self.file.store_u32(at, word);
     }
 
@@ -525,18 +745,19 @@ impl Table {
     /// # Panics
     /// If the log has no such block.
     pub fn store_absorbed(&mut self, position: u32, slot: u32) {
-        self.store_word(position, Location::pack_absorbed(slot));
+        self.assert_is_of_log(position);
+        self.say(position, Location::pack_absorbed(slot));
     }
 
-    /// Says, in one step, where a block is that has memory for its word, and what the guest has done at its home past its journal.
+    /// Says, in one step, where a block is that has memory for its word, or is held already, and what the guest has done at its home past its journal.
     ///
     /// # Panics
     /// If the log has no such block.
     pub fn store_past(&mut self, position: u32, location: Location, past: Option<Past>) {
         match past.and_then(|past| location.pack_past(past)) {
             Some(word) => {
-                self.store_word(position, word);
-                self.store_mapped(position, Location::None);
+                self.assert_is_of_log(position);
+                self.say(position, word);
             }
             None => self.store(position, location),
         }
@@ -547,9 +768,7 @@ impl Table {
     /// # Panics
     /// If the log has no such block.
     pub fn past(&self, position: u32) -> Option<Past> {
-        let at = self.word(position);
-        let is_present = self.pieces[position as usize / PIECE].is_present;
-        if is_present { Location::past(self.file.load_u32(at)) } else { None }
+        Location::past(self.word_of(position))
     }
 
     /// Whether [`Table::store_absorbed`] was what was said last.
@@ -557,8 +776,7 @@ impl Table {
     /// # Panics
     /// If the log has no such block.
     pub fn is_absorbed(&self, position: u32) -> bool {
-        let at = self.word(position);
-        self.pieces[position as usize / PIECE].is_present && Location::is_absorbed(self.file.load_u32(at))
+        Location::is_absorbed(self.word_of(position))
     }
 
     fn word(&self, position: u32) -> u64 {
@@ -796,10 +1014,24 @@ impl Table {
         for (index, piece) in self.pieces.iter().enumerate() {
             let (offset, len) = self.range(index..index + 1);
             self.file.read_at(offset, &mut words[..len as usize]).map_err(|error| error.to_string())?;
-            let used = words[..len as usize].chunks_exact(4).filter(|word| *word != [0; 4]).count();
-            if usize::from(piece.used) != used || used > 0 && !piece.is_present {
-                return Err(format!("piece {index} of the table is said to be {piece:?}, and has {used} words"));
+            let words = words[..len as usize].chunks_exact(4);
+            let words = words.map(|word| word.first_chunk().map_or(0, |bytes| u32::from_ne_bytes(*bytes)));
+            let used = words.clone().filter(|word| *word != 0).count();
+            let held = words.filter(|word| is_of_held(*word)).count();
+            let listed = self.listed.positions().filter(|position| *position as usize / PIECE == index).count();
+            let is_right = [piece.used, piece.held, piece.listed].map(usize::from) == [used, held, listed];
+            if !is_right || used > 0 && !piece.is_present {
+                let there = format!("{used} words, {held} of them of what is held, and {listed} on the list");
+                return Err(format!("piece {index} of the table is said to be {piece:?}, and has {there}"));
             }
+        }
+        if self.sparse != self.pieces.iter().filter(|piece| piece.is_sparse()).count() {
+            return Err(format!("{} pieces of the table are said to have little that is held", self.sparse));
+        }
+        if let Some(position) =
+            self.listed.positions().find(|position| !is_of_held(self.listed.get(&self.file, *position)))
+        {
+            return Err(format!("log block {position} is on the list, and not held"));
         }
         let present = self.pieces.iter().filter(|piece| piece.is_present).count();
         if present != self.present {
@@ -815,17 +1047,24 @@ impl Table {
         Ok(())
     }
 
-    /// Bytes of memory that the table takes: its header, the pieces that have memory, and the map.
+    /// Bytes of memory that the table takes: its header, the pieces that have memory, the map, and the list.
     pub fn memory_bytes(&self) -> u64 {
         let map = if self.has_map { Self::map_bytes(self.log_blocks).next_multiple_of(PIECE_BYTES) } else { 0 };
-        HEADER_BYTES + self.present as u64 * PIECE_BYTES + map + (self.pieces.capacity() * size_of::<Piece>()) as u64
+        HEADER_BYTES
+            + self.present as u64 * PIECE_BYTES
+            + map
+            + self.listed.memory_bytes()
+            + (self.pieces.capacity() * size_of::<Piece>()) as u64
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use guest_memory::PageId;
+    use guest_memory::{PageId, simulated_kill};
+    use proptest::prelude::*;
+    use std::cell::RefCell;
+    use std::rc::Rc;
 
     #[test]
     fn an_opened_table_says_what_was_stored() {
@@ -1009,6 +1248,330 @@ mod tests {
         again.clear();
         assert_eq!((allocated(&again), again.load(3001)), (0, Some(Location::None)));
         assert!(!again.can_say_stored(5000), "not of this log");
+    }
+
+    fn held(table: &Table, path: &Path) -> Vec<(Option<Location>, bool, Option<Past>)> {
+        let again = Table::open(path).expect("the same table");
+        again.check().expect("as it is said to be");
+        let all = |table: &Table| -> Vec<_> {
+            (0..table.log_blocks())
+                .map(|position| (table.load(position), table.is_absorbed(position), table.past(position)))
+                .collect()
+        };
+        assert_eq!(all(&again), all(table));
+        all(table)
+    }
+
+    #[test]
+    fn a_piece_in_which_little_is_held_needs_no_memory() {
+        let directory = tempfile::tempdir_in("/dev/shm").expect("a directory in tmpfs");
+        let path = directory.path().join("table");
+        let mut table = Table::create(&path, 4096, 5000).expect("a new table");
+        assert!(table.make_map());
+        table.set_tail(Some(Tail { position: 1, sequence: 1 }));
+        let opened = allocated(&table);
+        for position in 0..3000 {
+            assert!(table.make_room(position));
+            table.store(position, Location::Block(position));
+        }
+        for position in (0..2048).filter(|position| position % 32 != 0) {
+            table.store(position, [Location::Home, Location::Gone, Location::Storage][position as usize % 3]);
+        }
+        let before = held(&table, &path);
+        let full = allocated(&table);
+        // The log goes on in the second piece, and the third is full.
+        table.give_back_sparse(1500);
+        table.give_back_sparse(1500);
+        assert_eq!(allocated(&table), full, "one less for the piece, and one more for the list");
+        assert!(held(&table, &path) == before);
+        table.give_back_sparse(2500);
+        assert_eq!(allocated(&table), full - PIECE_BYTES);
+        assert!(held(&table, &path) == before);
+        table.check().expect("as it is said to be");
+        // What is held there can become something else, in one step, whatever there is room for.
+        guest_memory::simulated_room::set_full(true);
+        table.store(32, Location::Guest(PageId(7)));
+        table.store_past(64, Location::Block(64), Some(Past::Begun));
+        table.store_absorbed(96, 96);
+        table.store(128, Location::Home);
+        assert!(table.make_room_for_one(1) && !table.make_room(1));
+        table.store(1, Location::Block(9000));
+        table.store(1600, Location::None);
+        guest_memory::simulated_room::set_full(false);
+        let now = held(&table, &path);
+        assert_eq!(now[32], (Some(Location::Guest(PageId(7))), false, None));
+        assert_eq!(now[64], (Some(Location::Block(64)), false, Some(Past::Begun)));
+        assert_eq!(now[96], (Some(Location::Block(96)), true, None));
+        assert_eq!((now[1].0, now[128].0), (Some(Location::Block(9000)), Some(Location::Home)));
+        let changed = [1, 32, 64, 96, 128, 1600];
+        assert!((0..5000).all(|position| changed.contains(&position) || now[position] == before[position]));
+        // When there is much of it the piece has memory again.
+        for position in 1..200 {
+            assert!(table.make_room_for_one(position));
+            table.store(position, Location::Block(position));
+        }
+        assert!(table.pieces[0].is_present);
+        table.check().expect("as it is said to be");
+        for position in (0..5000).rev() {
+            table.store(position, Location::None);
+        }
+        table.give_back_unused(4000);
+        assert_eq!(allocated(&table), opened + PIECE_BYTES, "the list goes, too, but not where the log goes on");
+        table.store(7, Location::Home);
+        assert!(table.make_room_for_one(7));
+        table.store(7, Location::Block(7));
+        table.set_tail(None);
+        table.clear();
+        assert_eq!((allocated(&table), table.has_room()), (0, false));
+        table.check().expect("as it is said to be");
+    }
+
+    /// Tables of builds before the list are as long as they were, and keep memory for what is held.
+    #[test]
+    fn a_table_without_a_list_keeps_its_pieces() {
+        let directory = tempfile::tempdir_in("/dev/shm").expect("a directory in tmpfs");
+        let path = directory.path().join("table");
+        drop(Table::create(&path, 4096, 5000).expect("a new table"));
+        let file = std::fs::OpenOptions::new().write(true).open(&path).expect("the file");
+        file.set_len(Table::file_bytes_without_list(5000)).expect("as it was");
+        let mut table = Table::open(&path).expect("an earlier build's table");
+        assert!(table.make_map());
+        table.set_tail(Some(Tail { position: 1, sequence: 1 }));
+        for position in 0..1024 {
+            assert!(table.make_room(position));
+            table.store(position, if position == 5 { Location::Block(5) } else { Location::Home });
+        }
+        table.give_back_sparse(3000);
+        assert!(table.pieces[0].is_present);
+        assert_eq!(held(&table, &path)[5].0, Some(Location::Block(5)));
+        table.store(5, Location::Gone);
+        table.give_back_sparse(3000);
+        // Nothing is left that the map cannot say.
+        assert!(!table.pieces[0].is_present || table.is_list_full);
+        assert_eq!(held(&table, &path)[5].0, Some(Location::Gone));
+        table.set_tail(None);
+        table.clear();
+        assert_eq!(allocated(&table), 0);
+    }
+
+    #[test]
+    fn a_list_that_contradicts_itself_is_refused() {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let path = directory.path().join("table");
+        drop(Table::create(&path, 4096, 5000).expect("a new table"));
+        let file = std::fs::OpenOptions::new().write(true).open(&path).expect("the file");
+        let held = Location::Block(1).pack();
+        let entry = |position: u64, word: u32| position << 32 | u64::from(word);
+        for entries in [[entry(5000, held), 0], [entry(7, 0), 0], [entry(7, held), entry(7, held)], [1, 0]] {
+            for (index, entry) in entries.iter().enumerate() {
+                let at = Table::list_offset(5000) + 8 * index as u64;
+                std::os::unix::fs::FileExt::write_all_at(&file, &entry.to_ne_bytes(), at).expect("written");
+            }
+            assert_eq!(Table::open(&path).is_ok(), entries[0] == 1, "{entries:x?}");
+        }
+    }
+
+    /// What is said of each log block, and what else may be said of one of them at this moment.
+    #[derive(Debug, Default)]
+    struct Said {
+        all: Vec<(Option<Location>, bool, Option<Past>)>,
+        next: Option<(usize, (Option<Location>, bool, Option<Past>))>,
+        looks: usize,
+    }
+
+    const CRASH_BLOCKS: u32 = 2500;
+
+    fn crash_steps() -> impl Strategy<Value = Vec<(u8, u32, u32)>> {
+        let position = prop_oneof![0..20u32, 1000..1060u32, 2040..2070u32, 0..CRASH_BLOCKS];
+        proptest::collection::vec((0u8..16, position, 0..CRASH_BLOCKS), 1..40)
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(24))]
+        /// A process that opens the file of one that was killed between any two stores finds each log block as it was or as it was to be,
+        /// and goes on from there.
+        #[test]
+        fn every_prefix_of_stores_is_right(steps in crash_steps(), sparse in any::<bool>()) {
+            let directory = tempfile::tempdir_in("/dev/shm").expect("a directory in tmpfs");
+            let path = directory.path().join("table");
+            let mut table = Table::create(&path, 4096, CRASH_BLOCKS).expect("a new table");
+            assert!(table.make_map());
+            table.set_tail(Some(Tail { position: 1, sequence: 1 }));
+            let mut all = vec![(Some(Location::None), false, None); CRASH_BLOCKS as usize];
+            for position in 0..2300 {
+                let location = match position % 41 {
+                    0 => Location::Block(position),
+                    1..20 => Location::Home,
+                    20 => Location::Storage,
+                    _ if sparse => Location::Gone,
+                    _ => Location::Block(position),
+                };
+                assert!(table.make_room(position));
+                table.store(position, location);
+                all[position as usize].0 = Some(location);
+            }
+            let said = Rc::new(RefCell::new(Said { all, ..Said::default() }));
+            let look = {
+                let (said, path) = (Rc::clone(&said), path.clone());
+                move || {
+                    let mut said = said.borrow_mut();
+                    said.looks += 1;
+                    let found = Table::open(&path).expect("a good table");
+                    for position in 0..CRASH_BLOCKS {
+                        let now = (found.load(position), found.is_absorbed(position), found.past(position));
+                        let is_next = said.next == Some((position as usize, now));
+                        assert!(is_next || now == said.all[position as usize], "log block {position} is {now:?}");
+                    }
+                }
+            };
+            simulated_kill::set_look(Some(Box::new(look.clone())));
+            for (what, position, other) in steps {
+                let is_held = table.load(position).is_some_and(Location::is_held);
+                let new = match what {
+                    0 => (Some(Location::Home), false, None),
+                    1 | 2 => (Some(Location::Gone), false, None),
+                    3 => (Some(Location::Storage), false, None),
+                    4 => (Some(Location::None), false, None),
+                    5 | 6 => (Some(Location::Block(5000 + position)), false, None),
+                    7 => (Some(Location::Guest(PageId(position))), false, Some(Past::Begun)),
+                    8 => (Some(Location::Guest(PageId(position))), false, Some(Past::Written)),
+                    9 => (Some(Location::Block(5000 + position)), true, None),
+                    10 | 11 => {
+                        table.give_back_sparse(other);
+                        continue;
+                    }
+                    12 => {
+                        table.give_back_unused(other);
+                        continue;
+                    }
+                    13 => {
+                        // Another process goes on.
+                        simulated_kill::set_look(None);
+                        table = Table::open(&path).expect("the same table");
+                        table.give_back_what_was_left();
+                        simulated_kill::set_look(Some(Box::new(look.clone())));
+                        continue;
+                    }
+                    _ => {
+                        assert!(table.make_room(position));
+                        continue;
+                    }
+                };
+                let location = new.0.expect("a location");
+                if location.is_held() && !is_held {
+                    assert!(if what == 6 { table.make_room(position) } else { table.make_room_for_one(position) });
+                }
+                said.borrow_mut().next = Some((position as usize, new));
+                match (new.1, new.2) {
+                    (true, _) => table.store_absorbed(position, 5000 + position),
+                    (_, Some(past)) => table.store_past(position, location, Some(past)),
+                    _ => table.store(position, location),
+                }
+                let mut said = said.borrow_mut();
+                said.all[position as usize] = new;
+                said.next = None;
+                drop(said);
+                look();
+                prop_assert_eq!(table.check(), Ok(()));
+            }
+            simulated_kill::set_look(None);
+            table.set_tail(None);
+            table.clear();
+            prop_assert_eq!(allocated(&table), 0);
+        }
+    }
+
+    /// The same for one that is killed while a piece is given to map and list, and where each of those that go on does that as well.
+    #[test]
+    fn a_process_goes_on_where_one_died_that_gave_a_piece_back() {
+        let directory = tempfile::tempdir_in("/dev/shm").expect("a directory in tmpfs");
+        let path = directory.path().join("table");
+        let mut table = Table::create(&path, 4096, 4000).expect("a new table");
+        assert!(table.make_map());
+        table.set_tail(Some(Tail { position: 1, sequence: 1 }));
+        for position in 0..2100 {
+            assert!(table.make_room(position));
+            table.store(position, if position % 100 == 0 { Location::Block(position) } else { Location::Home });
+        }
+        let expected = held(&table, &path);
+        let dead: Rc<RefCell<Vec<Vec<u8>>>> = Rc::default();
+        let look = {
+            let (dead, path) = (Rc::clone(&dead), path.clone());
+            move || dead.borrow_mut().push(std::fs::read(&path).expect("read"))
+        };
+        simulated_kill::set_look(Some(Box::new(look)));
+        table.give_back_sparse(2100);
+        // And then some of it goes home.
+        table.store(500, Location::Home);
+        simulated_kill::set_look(None);
+        assert!(!table.pieces[0].is_present);
+        let dead = dead.take();
+        assert!(dead.len() > 64 + 11, "{} stores", dead.len());
+        for (index, bytes) in dead.iter().enumerate() {
+            let path = directory.path().join(format!("dead-{index}"));
+            std::fs::write(&path, bytes).expect("written");
+            let mut next = Table::open(&path).expect("a good table");
+            next.give_back_what_was_left();
+            // While it was said twice.
+            next.store(700, Location::Gone);
+            next.store(900, Location::Storage);
+            next.store(901, Location::None);
+            next.give_back_sparse(2100);
+            next.store(800, Location::Home);
+            let now = held(&next, &path);
+            let new = [(700, Location::Gone), (900, Location::Storage), (901, Location::None), (800, Location::Home)];
+            for (position, was) in expected.iter().enumerate() {
+                let other = new.iter().find(|(changed, _)| *changed == position).map(|(_, location)| Some(*location));
+                let may_be_home = position == 500 && now[position].0 == Some(Location::Home);
+                assert!(
+                    now[position].0 == other.unwrap_or(was.0) || may_be_home,
+                    "log block {position} after store {index}"
+                );
+            }
+            next.check().expect("as it is said to be");
+        }
+    }
+
+    /// What was said last counts, whichever of its places a dead process had come to.
+    #[test]
+    fn an_older_word_on_the_list_does_not_come_back() {
+        let directory = tempfile::tempdir_in("/dev/shm").expect("a directory in tmpfs");
+        let path = directory.path().join("table");
+        let mut table = Table::create(&path, 4096, 4000).expect("a new table");
+        assert!(table.make_map());
+        table.set_tail(Some(Tail { position: 1, sequence: 1 }));
+        let location = |position: u32| if position == 500 { Location::Block(500) } else { Location::Home };
+        for position in 0..1024 {
+            assert!(table.make_room(position));
+            table.store(position, location(position));
+        }
+        table.promise(700);
+        table.give_back_sparse(2100);
+        assert!(table.pieces[0].is_present, "a word of it will be stored");
+        table.keep_promise(700);
+        table.give_back_sparse(2100);
+        assert!(!table.pieces[0].is_present && table.make_room(500));
+        let dead: Rc<RefCell<Vec<Vec<u8>>>> = Rc::default();
+        let look = {
+            let (dead, path) = (Rc::clone(&dead), path.clone());
+            move || dead.borrow_mut().push(std::fs::read(&path).expect("read"))
+        };
+        simulated_kill::set_look(Some(Box::new(look)));
+        table.store(500, Location::Gone);
+        simulated_kill::set_look(None);
+        let dead = dead.take();
+        assert_eq!(dead.len(), 2, "the word, and then the list");
+        for (index, bytes) in dead.iter().enumerate() {
+            let path = directory.path().join(format!("dead-{index}"));
+            std::fs::write(&path, bytes).expect("written");
+            let mut next = Table::open(&path).expect("a good table");
+            assert!(next.make_room(0));
+            (0..1024).filter(|position| *position != 500).for_each(|position| next.store(position, Location::Home));
+            next.give_back_sparse(2100);
+            assert!(!next.pieces[0].is_present);
+            let expected = if index == 0 { Location::Block(500) } else { Location::Gone };
+            assert_eq!(held(&next, &path)[500].0, Some(expected));
+        }
     }
 
     /// Tables of earlier builds have no map. Whoever goes on with one gives all of its words memory.

@@ -179,8 +179,9 @@ impl VmJcb {
     /// The guest has replayed the log: nothing that was in it counts any more.
     fn begin_anew(&mut self, pages: &mut Pages, tail: Tail) {
         self.table.pass(Passed::Everything, tail);
+        self.forget_versions(1..self.shape.log_blocks);
         for position in 1..self.shape.log_blocks {
-            if self.location(position) != Location::None || self.home_of(position).is_some() {
+            if self.location(position) != Location::None {
                 self.clear_position(pages, position);
             }
         }
@@ -195,11 +196,10 @@ impl VmJcb {
     /// Transactions from the `index`-th on do not count any more: the guest has written over one of them.
     pub(crate) fn rewind(&mut self, index: usize) {
         let (Some(format), Some(first)) = (self.format, self.transactions.get(index).copied()) else { return };
-        let mut position = first.first_position;
-        while position != self.cursor.position {
-            self.forget_version(position);
-            position = format.next(position);
-        }
+        let end = self.cursor.position;
+        let from = |position: u32| Some(position).filter(|position| *position != end);
+        let next = |position: &u32| from(format.next(*position));
+        self.forget_versions(std::iter::successors(from(first.first_position), next));
         self.transactions.truncate(index);
         self.set_torn(true);
         self.cursor = Tail { position: first.first_position, sequence: first.sequence };
@@ -219,6 +219,9 @@ impl VmJcb {
         let Some(start) = self.transactions.front().map(|transaction| transaction.first_position) else { return };
         // First the table says that the log begins later; then what lies before may go.
         self.table.pass(Passed::From(start), end);
+        let next = |position: &u32| Some(format.next(*position)).filter(|position| *position != end.position);
+        // All at once, since nobody knows here what each is a version of.
+        self.forget_versions(std::iter::successors(Some(start), next));
         let mut position = start;
         loop {
             self.clear_position(pages, position);

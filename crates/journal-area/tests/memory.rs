@@ -39,23 +39,34 @@ struct Rig {
     directory: tempfile::TempDir,
 }
 
+/// A guest's memory, of zeros.
+fn memory() -> Arc<VmMemory> {
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let path = directory.path().join("ram");
+    let ram = std::fs::OpenOptions::new().read(true).write(true).create_new(true).open(path).expect("a file");
+    let size = u64::from(PAGES) * BLOCK as u64;
+    ram.set_len(size).expect("a length");
+    let memory = VmMemory::new();
+    let region = RegionDescriptor { gpa: 0, size, user_addr: 0x7000_0000, file: ram, file_offset: 0 };
+    memory.map(vec![region]).expect("mapped");
+    memory.simulate_protection();
+    memory
+}
+
 impl Rig {
     fn new() -> Self {
+        Self::with_home_blocks(HOME_BLOCKS)
+    }
+
+    /// The log of a file system of so many blocks.
+    fn with_home_blocks(home_blocks: u64) -> Self {
         // Where files have just the memory that they were given.
         let directory = tempfile::tempdir_in("/dev/shm").expect("a directory in tmpfs");
-        let elsewhere = tempfile::tempdir().expect("a temporary directory");
-        let path = elsewhere.path().join("ram");
-        let ram = std::fs::OpenOptions::new().read(true).write(true).create_new(true).open(path).expect("a file");
-        let size = u64::from(PAGES) * BLOCK as u64;
-        ram.set_len(size).expect("a length");
-        let memory = VmMemory::new();
-        let region = RegionDescriptor { gpa: 0, size, user_addr: 0x7000_0000, file: ram, file_offset: 0 };
-        memory.map(vec![region]).expect("mapped");
-        memory.simulate_protection();
+        let memory = memory();
         let area = JournalArea::new(&memory, u64::MAX);
         // They are all zeros.
         area.set_hot_pages(HotPages::Never);
-        let shape = LogShape { block_bytes: BLOCK as u32, log_blocks: LOG_BLOCKS, home_blocks: HOME_BLOCKS };
+        let shape = LogShape { block_bytes: BLOCK as u32, log_blocks: LOG_BLOCKS, home_blocks };
         let log = area.make_log(directory.path(), "log", shape, Holding::Retain, Vec::new()).expect("a log");
         let superblock =
             SuperblockBuilder { maxlen: LOG_BLOCKS, start: 1, sequence: 1, ..SuperblockBuilder::default() }
@@ -70,6 +81,10 @@ impl Rig {
     /// Commits `count` blocks that were never committed before.
     fn commit(&mut self, count: u32) {
         let writes = self.writes(count);
+        self.hold(&writes);
+    }
+
+    fn hold(&mut self, writes: &[LogWrite]) {
         let committed: u32 = writes.chunks(512).map(|batch| self.area.hold(self.log, batch).committed).sum();
         assert_eq!(committed, 1);
     }
@@ -83,6 +98,11 @@ impl Rig {
             })
             .collect();
         self.next += u64::from(count);
+        self.writes_of(blocks)
+    }
+
+    /// The log writes of a commit of these blocks.
+    fn writes_of(&mut self, blocks: Vec<(u64, PageId)>) -> Vec<LogWrite> {
         self.live.push(Live { begins: (self.builder.position, self.builder.sequence), blocks: blocks.clone() });
         let transaction = Transaction {
             blocks: blocks.iter().map(|(block, _)| (*block, vec![0; BLOCK])).collect(),
@@ -102,22 +122,38 @@ impl Rig {
         writes
     }
 
+    /// The guest writes a block home.
+    fn write_home(&self, (block, page): (u64, PageId)) {
+        let payload = [self.memory.page(page)];
+        let HomeWrite::Go { operation, replaced, .. } =
+            self.area.home_write_begins(self.log, block..block + 1, &payload, &Over::Unknown)
+        else {
+            panic!("nothing is in the way")
+        };
+        assert!(!replaced.iter().any(|(_, source)| matches!(source, Source::Given)));
+        self.area.home_write_ended(self.log, operation, true);
+    }
+
     /// Everything of the oldest transaction goes home, and the guest's tail passes it.
     fn checkpoint(&mut self) {
-        for (block, page) in self.live.remove(0).blocks {
-            let payload = [self.memory.page(page)];
-            let HomeWrite::Go { operation, replaced, .. } =
-                self.area.home_write_begins(self.log, block..block + 1, &payload, &Over::Unknown)
-            else {
-                panic!("nothing is in the way")
-            };
-            assert!(!replaced.iter().any(|(_, source)| matches!(source, Source::Given)));
-            self.area.home_write_ended(self.log, operation, true);
+        for home in self.live.remove(0).blocks {
+            self.write_home(home);
         }
         let next = (self.builder.position, self.builder.sequence);
         let (start, sequence) = self.live.first().map_or(next, |live| live.begins);
         let block = SuperblockBuilder { start, sequence, ..self.superblock.clone() }.build();
         assert_eq!(self.area.superblock_written(self.log, &block).expect("held"), SuperblockEffect::GoesOn);
+    }
+
+    /// The log as one finds it who comes after this process.
+    fn found(&self) -> FoundLog {
+        let name = self.directory.path().join("log");
+        let path = self.directory.path().join("ram");
+        let ram = std::fs::OpenOptions::new().read(true).write(true).create_new(true).open(&path).expect("a file");
+        ram.set_len(u64::from(PAGES) * BLOCK as u64).expect("a length");
+        let ram = HostFile::from_opened(ram, &path).expect("mapped");
+        FoundLog::open(&name.with_extension("table"), &name.with_extension("pool"), vec![(0, ram)])
+            .expect("as it was left")
     }
 
     fn tables_bytes_max(&self) -> u64 {
@@ -216,6 +252,55 @@ fn copies_for_speed_alone_are_bounded() {
     rig.area.check().expect("the books are right");
 }
 
+/// Many small files in a file system of 2 GiB, as with postmark: nearly all of the log is live, most of it is superseded, what is old has gone
+/// home, and a third is held.
+#[test]
+fn tables_of_a_log_of_which_a_third_is_held() {
+    let mut rig = Rig::with_home_blocks(1 << 19);
+    let mut is_home = 0;
+    for round in 0..20u64 {
+        // What is committed again and again, and files.
+        let again = (0..1120).map(|number| (1000 + (round * 1120 + number) % 4000 * 3, number));
+        let files = (0..500).map(|number| (100_000 + (round * 500 + number) * 11, 1120 + number));
+        let page = |number: u64| PageId((round * 1620 + number) as u32);
+        let blocks: Vec<(u64, PageId)> = again.chain(files).map(|(block, number)| (block, page(number))).collect();
+        let writes = rig.writes_of(blocks);
+        rig.hold(&writes);
+        while is_home + 12 <= round as usize {
+            for file in rig.live[is_home].blocks[1120..].to_vec() {
+                rig.write_home(file);
+            }
+            is_home += 1;
+        }
+    }
+    rig.area.check().expect("the books are right");
+    let (counters, bytes) = (rig.area.counters(rig.log), rig.tables_bytes_max());
+    println!(
+        "as with postmark: {bytes} bytes of tables, {} blocks held, {} superseded",
+        counters.blocks_retained_now, counters.released_superseded
+    );
+    assert!((10_000..11_000).contains(&counters.blocks_retained_now), "a third");
+    assert!(counters.released_superseded > u64::from(LOG_BLOCKS / 2), "most");
+    assert!(bytes <= 180_000, "{bytes} bytes");
+    // Pieces of the table in which little is held are holes: whoever finds it, or goes on with it, knows the same.
+    assert!(rig.table_file_bytes() <= 26 * 4096, "{} bytes of the table", rig.table_file_bytes());
+    let locations = |area: &JournalArea, log: LogId| -> Vec<Location> {
+        (0..LOG_BLOCKS).map(|position| area.look(log, |held| held.location(position))).collect()
+    };
+    let before = locations(&rig.area, rig.log);
+    let found = rig.found();
+    assert!((0..LOG_BLOCKS).all(|position| found.log().location(position) == before[position as usize]));
+    let memory = memory();
+    let next = JournalArea::new(&memory, u64::MAX);
+    let shape = LogShape { block_bytes: BLOCK as u32, log_blocks: LOG_BLOCKS, home_blocks: 1 << 19 };
+    let log = next.adopt_log(rig.directory.path(), "log", shape, Holding::Retain, Vec::new()).expect("goes on");
+    next.check().expect("the books are right");
+    assert!(locations(&next, log) == before);
+    let owed =
+        |area: &JournalArea, log: LogId| (area.owed(log).blocks, area.versions_owed(log), area.versions_at_home(log));
+    assert!(owed(&next, log) == owed(&rig.area, rig.log));
+}
+
 /// With a tmpfs that somebody else fills, a log goes on: what cannot be named goes to its own place on storage, and is known to be there.
 #[test]
 fn what_the_table_has_no_room_for_goes_to_storage() {
@@ -236,15 +321,7 @@ fn what_the_table_has_no_room_for_goes_to_storage() {
         rig.area.stored(rig.log, *position);
     }
     rig.area.check().expect("the books are right");
-    let name = rig.directory.path().join("log");
-    let open = |path: &std::path::Path| {
-        let ram = std::fs::OpenOptions::new().read(true).write(true).create_new(true).open(path).expect("a file");
-        ram.set_len(u64::from(PAGES) * BLOCK as u64).expect("a length");
-        let ram = HostFile::from_opened(ram, path).expect("mapped");
-        FoundLog::open(&name.with_extension("table"), &name.with_extension("pool"), vec![(0, ram)])
-            .expect("as it was left")
-    };
-    let found = open(&rig.directory.path().join("ram"));
+    let found = rig.found();
     for write in &writes {
         let location = found.log().location(write.position);
         assert_eq!(location == Location::Storage, elsewhere.contains(&write.position), "{location:?}");

@@ -229,7 +229,7 @@ fn pages_with_few_neighbours_are_copied_while_copies_are_allowed() {
 #[test]
 fn pages_with_few_neighbours_are_copied_of_what_is_left_alone() {
     // A first copy takes memory for 64 of them.
-    let mut rig = Rig::with_budget(312 << 10);
+    let mut rig = Rig::with_budget(300 << 10);
     rig.area.set_hot_pages(HotPages::Lone);
     (0..PAGES).for_each(|page| rig.fill(PageId(page), page as u8 + 1));
     let before = rig.area.memory().held_bytes;
