@@ -267,7 +267,8 @@ fn tables_of_a_log_of_which_a_third_is_held() {
         let writes = rig.writes_of(blocks);
         rig.hold(&writes);
         while is_home + 12 <= round as usize {
-            for file in rig.live[is_home].blocks[1120..].to_vec() {
+            for index in 1120..rig.live[is_home].blocks.len() {
+                let file = rig.live[is_home].blocks[index];
                 rig.write_home(file);
             }
             is_home += 1;
