@@ -7,7 +7,7 @@ use crate::jcb::VmJcb;
 use crate::location::{Location, Past};
 use crate::pages::Pages;
 use crate::pool::Pool;
-use crate::table::{Opening, Table, Tail};
+use crate::table::{Doubt, Opening, Table, Tail};
 use guest_memory::{HostFile, PAGE_BYTES, PageId};
 use jbd2::Content as LogContent;
 use std::io;
@@ -127,6 +127,11 @@ impl FoundLog {
         self.table.set_distrusted();
     }
 
+    /// A flush of its disk has failed: whoever finishes it later has to know it.
+    pub fn note_failed_flush(&self) {
+        self.table.set_doubt(Doubt { is_doubted: true, flush_failed: true, ..self.table.doubt() });
+    }
+
     /// Says that there is nothing left to finish.
     pub fn close(&self) {
         self.table.set_tail(None);
@@ -179,6 +184,11 @@ impl<'a> HeldLog<'a> {
     /// Whether something that was written to storage in this opening may be lost.
     pub fn is_doubted(&self) -> bool {
         self.now(|_, table| table.doubt().is_doubted)
+    }
+
+    /// Whether a flush of its disk has failed in this opening.
+    pub fn has_failed_flush(&self) -> bool {
+        self.now(|_, table| table.doubt().flush_failed)
     }
 
     /// Number of log blocks.

@@ -68,8 +68,9 @@ const DOUBTED: u64 = 1;
 const UNTOLD: u64 = 2;
 const OWES_ERRORS: u64 = 4;
 const HELD_ONLY: u64 = 8;
+const FLUSH_FAILED: u64 = 16;
 /// Bits that are about one opening of the log, and that a build which does not know them leaves to the next one.
-const OF_ONE_OPENING: u64 = OWES_ERRORS | HELD_ONLY;
+const OF_ONE_OPENING: u64 = OWES_ERRORS | HELD_ONLY | FLUSH_FAILED;
 const OFFSET_PASSED_FROM: u64 = 88;
 const OFFSET_PASSED_TO: u64 = 96;
 const OFFSET_DOUBT_OPENING: u64 = 104;
@@ -116,6 +117,9 @@ pub struct Doubt {
     pub owes_errors: bool,
     /// In this opening: whoever commits is promised no more than that it is held, so `owes_errors` alone says whether a commit is to fail.
     pub is_held_only: bool,
+    /// In this opening: a flush of its disk has failed, whoever asked for it. What was written home before, and is held no more, may be lost, and no
+    /// later flush says so.
+    pub flush_failed: bool,
 }
 
 /// The number of the opening that the table in a file is about; nothing if it is not said.
@@ -889,17 +893,19 @@ impl Table {
             is_untold: is(UNTOLD),
             owes_errors: is(OWES_ERRORS),
             is_held_only: is(HELD_ONLY),
+            flush_failed: is(FLUSH_FAILED),
         }
     }
 
     /// Says so, before anything else is done about it.
     pub fn set_doubt(&self, doubt: Doubt) {
         let bit = |is_so: bool, bit: u64| if is_so { bit } else { 0 };
-        let Doubt { is_doubted, is_untold, owes_errors, is_held_only } = doubt;
+        let Doubt { is_doubted, is_untold, owes_errors, is_held_only, flush_failed } = doubt;
         let word = bit(is_doubted, DOUBTED)
             | bit(is_untold, UNTOLD)
             | bit(owes_errors, OWES_ERRORS)
-            | bit(is_held_only, HELD_ONLY);
+            | bit(is_held_only, HELD_ONLY)
+            | bit(flush_failed, FLUSH_FAILED);
         let about = self.opening_word();
         if self.file.load_u64(OFFSET_DOUBT_OPENING) != about {
             // What is left of another opening must not be taken for this one's between two stores.
@@ -1090,9 +1096,10 @@ mod tests {
         table.set_numbered(None);
         assert_eq!(table.numbered(), None);
         assert_eq!(table.doubt(), Doubt::default());
-        for bits in (0..16u8).rev() {
-            let [is_doubted, is_untold, owes_errors, is_held_only] = [1, 2, 4, 8].map(|bit| bits & bit != 0);
-            let doubt = Doubt { is_doubted, is_untold, owes_errors, is_held_only };
+        for bits in (0..32u8).rev() {
+            let [is_doubted, is_untold, owes_errors, is_held_only, flush_failed] =
+                [1, 2, 4, 8, 16].map(|bit| bits & bit != 0);
+            let doubt = Doubt { is_doubted, is_untold, owes_errors, is_held_only, flush_failed };
             table.set_doubt(doubt);
             assert_eq!(table.doubt(), doubt);
         }
@@ -1106,14 +1113,15 @@ mod tests {
     fn what_one_opening_owes_is_not_owed_by_the_next() {
         let directory = tempfile::tempdir().expect("a temporary directory");
         let table = Table::create(&directory.path().join("table"), 4096, 1024).expect("a new table");
-        let all = Doubt { is_doubted: true, is_untold: true, owes_errors: true, is_held_only: true };
+        let all =
+            Doubt { is_doubted: true, is_untold: true, owes_errors: true, is_held_only: true, flush_failed: true };
         let opened = |number| table.set_opening_meant(&Opening { number: [number; 16], count: 0 });
         opened(1);
         table.set_doubt(all);
         table.set_opening_meant(&Opening { number: [1; 16], count: 7 });
         assert_eq!(table.doubt(), all, "it goes on");
         opened(2);
-        let left = Doubt { owes_errors: false, is_held_only: false, ..all };
+        let left = Doubt { owes_errors: false, is_held_only: false, flush_failed: false, ..all };
         assert_eq!(table.doubt(), left, "whose number is another one");
         // What the earlier opening owed does not come back with the first word about this one.
         table.set_doubt(left);

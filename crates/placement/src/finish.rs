@@ -150,7 +150,7 @@ pub(crate) fn leave_stored(place: &FoundLogPlace, journal: &LoggedFile) -> Resul
 
 /// Replays a log that is all on storage.
 pub(crate) fn finish_stored(place: &FoundLogPlace, home: &LoggedFile, journal: &LoggedFile) -> Result<Report, Error> {
-    replay(&mut StoredLog { place, journal }, place, home, journal, || Ok(()))
+    replay(&mut StoredLog { place, journal }, place, home, journal, || None, || Ok(()))
 }
 
 /// Brings the home of a held log to its last committed state.
@@ -183,10 +183,36 @@ pub(crate) fn finish_clearing(
         let next = next_number(held, place, journal)?;
         clear_numbers(held, place, journal, next)?;
     }
-    replay(&mut LogReader { held, place, journal }, place, home, journal, || match compounds {
+    let why_check = || why_check(held, place);
+    replay(&mut LogReader { held, place, journal }, place, home, journal, why_check, || match compounds {
         Some((first, last)) => numbers::wipe(held, place, journal, (first, Some(last.wrapping_add(1)))),
         None => Ok(()),
     })
+}
+
+/// What has to be said where a flush of the image has failed since the log was opened: what was written home before that, and went from the log, may be
+/// lost, and neither a replay nor a later flush tells.
+fn why_check(held: &HeldLog<'_>, place: &FoundLogPlace) -> Option<String> {
+    held.has_failed_flush().then(|| {
+        format!(
+            "a flush of the image has failed since the journal of the file system at byte {} was opened, and what had been written there \
+             before, data of files too, may be lost: run e2fsck -f",
+            place.home_start
+        )
+    })
+}
+
+/// The same in a report of what was done with a log, if it does not say so yet. Gives the sentence.
+pub(crate) fn say_why_check(held: &HeldLog<'_>, place: &FoundLogPlace, report: &mut Report) -> Option<String> {
+    let why = why_check(held, place)?;
+    if report.status != Status::Materialised {
+        // There is nobody else to look.
+        report.status = Status::Damaged;
+    }
+    if !report.notes.contains(&why) {
+        report.notes.push(why.clone());
+    }
+    Some(why)
 }
 
 /// Writes home what a held log owes, and flushes: its guest goes on.
@@ -245,6 +271,7 @@ fn replay<L: LogRead + Send>(
     place: &FoundLogPlace,
     home: &LoggedFile,
     journal: &LoggedFile,
+    why_check: impl FnOnce() -> Option<String>,
     before_it_is_empty: impl FnOnce() -> io::Result<()>,
 ) -> Result<Report, Error> {
     let block_bytes = place.block_bytes;
@@ -262,7 +289,7 @@ fn replay<L: LogRead + Send>(
         JournalPlace::Home { offset: superblock_at - place.home_start }
     };
     let replay = recovery::Replay::prepare(log, log_bounds, &bounds)?;
-    replay.run_before_emptying(log, &mut part, journal_place, before_it_is_empty)
+    replay.run_before_emptying(log, &mut part, journal_place, why_check, before_it_is_empty)
 }
 
 /// Writes a log whose books were proven wrong to its own place. Nothing is written to any home ([`crate::distrust`]).

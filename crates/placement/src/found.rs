@@ -11,7 +11,7 @@
 use crate::copies::LeftCopies;
 use crate::description::{AreaDirectory, DirectoryError, LOCK, LogDescription, THROUGH, image_key, is_at};
 use crate::earlier::open_left;
-use crate::finish::{finish, leave_stored};
+use crate::finish::{finish, leave_stored, say_why_check};
 use crate::registry::own_places;
 use crate::scan::{offset_of, why_not_replayed};
 use crate::stored::{HeldBooks, Says, Stored, Verdict};
@@ -365,16 +365,24 @@ fn finish_logs(directory: &AreaDirectory, images: &[PathBuf], may_be_copies: boo
         let needed = present.iter().flat_map(|(_, found, ..)| found.pages().map(|page| page.0)).collect();
         give_back(&left.ram, &needed);
     }
-    for (log, found, places, is_of_named) in present {
+    for index in 0..present.len() {
+        let (log, found, places, is_of_named) = &present[index];
         let offset = log.place.home_start;
-        match finish_log(directory, &log, &found, &places) {
+        let mut has_failed_flush = false;
+        let result = finish_log(directory, log, found, places, &mut has_failed_flush);
+        if has_failed_flush {
+            // It was to cover what others wrote there, too, and no later one says so: neither theirs nor that of the next attempt.
+            let of_image = present[index..].iter().filter(|(_, _, other, _)| other.home == places.home);
+            of_image.for_each(|(_, found, ..)| found.note_failed_flush());
+        }
+        match result {
             Ok((image, mut recovery)) => {
                 recovery.notes.insert(0, format!("finished from {}", directory.path().display()));
                 outcome.finished.push(FinishedLog { image, offset, recovery });
             }
             Err(error) => {
                 owed.extend(found.pages().map(|page| page.0));
-                outcome.failed.push(FailedLog::new(&log, is_of_named, error));
+                outcome.failed.push(FailedLog::new(log, *is_of_named, error));
             }
         }
     }
@@ -500,16 +508,21 @@ fn finish_log(
     log: &LogDescription,
     found: &FoundLog,
     places: &Places,
+    has_failed_flush: &mut bool,
 ) -> Result<(PathBuf, Report), FinishError> {
     let home = open_left(&places.home)?;
     let journal = places.journal.as_deref().map(open_left).transpose()?;
-    let journal_file = journal.as_ref().unwrap_or(&home).file();
     // What is finished here was left by an earlier process: the log of this one's writes begins after it.
     let opening = |source| recovery::Error::Failed { what: "opening the image".to_owned(), source };
     let unlogged = |file| LoggedFile::unlogged(file).map_err(opening);
-    let (logged_home, logged_journal) = (unlogged(home.file())?, unlogged(journal_file)?);
-    let report = bring_home(directory, log, found, [&logged_home, &logged_journal])
-        .map_err(|error| error.after([&logged_home, &logged_journal].iter().any(|file| file.has_written())))?;
+    let logged_home = unlogged(home.file())?;
+    let logged_journal =
+        journal.as_ref().map_or_else(|| Ok(logged_home.clone()), |journal| unlogged(journal.file()))?;
+    let files = [&logged_home, &logged_journal];
+    let brought = bring_home(directory, log, found, files);
+    *has_failed_flush = files.iter().any(|file| file.failed_flushes() > 0);
+    let mut report = brought.map_err(|error| error.after(files.iter().any(|file| file.has_written())))?;
+    say_why_check(&found.log(), &log.place, &mut report);
     found.close();
     Ok((home.path().to_owned(), report))
 }

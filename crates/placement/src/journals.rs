@@ -199,7 +199,9 @@ impl Journals {
             let journals = Arc::downgrade(&journals);
             disk.file.on_failed_flush(move || {
                 if let Some(journals) = journals.upgrade() {
-                    journals.note_doubts(index, |doubt| (doubt.is_doubted, doubt.is_untold) = (true, true));
+                    journals.note_doubts(index, |doubt| {
+                        (doubt.is_doubted, doubt.is_untold, doubt.flush_failed) = (true, true, true);
+                    });
                 }
             });
         }

@@ -1583,7 +1583,8 @@ fn storage_that_has_failed_is_no_truth_for_a_recovery() {
             rig.journals.disk(0).note_failed_flush();
             assert!(is_aged(&rig));
         }
-        let expected = Doubt { is_doubted: true, is_untold: !is_heard, owes_errors: false, is_held_only: is_heard };
+        let (is_doubted, owes_errors, [is_untold, flush_failed]) = (true, false, [!is_heard; 2]);
+        let expected = Doubt { is_doubted, is_untold, owes_errors, is_held_only: is_heard, flush_failed };
         assert_eq!(doubt(&rig), expected);
         rig.log.mark("recovery");
         expect_recovered(&rig);

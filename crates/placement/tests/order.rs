@@ -13,6 +13,7 @@ use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
+use write_log::simulated_flushes;
 
 #[path = "order/journal_device.rs"]
 mod journal_device;
@@ -91,6 +92,32 @@ impl Rig {
             log_at.extend((0..u64::from(extent.count)).map(|index| PARTITION + (extent.physical + index) * BLOCK));
         }
         Self::of(directory, log_at, budget_bytes, placement, remote)
+    }
+
+    /// A disk with a second one like that, which begins at this byte.
+    fn with_second(second: u64) -> Self {
+        let Rig { directory, image, file, log_at, .. } = Self::new();
+        let (first, rest) = (PARTITION as usize, (FILE_SYSTEM_BLOCKS * BLOCK) as usize);
+        let bytes = std::fs::read(&image).expect("the image");
+        file.write_all_at(&bytes[first..first + rest], second).expect("written");
+        let mut table = partition_table(FILE_SYSTEM_BLOCKS);
+        let entry = table[446..462].to_vec();
+        table[462..478].copy_from_slice(&entry);
+        table[462 + 8..462 + 12].copy_from_slice(&((second / 512) as u32).to_le_bytes());
+        file.write_all_at(&table, 0).expect("a partition table");
+        Self::of(directory, log_at, 64 << 20, PlacementKind::Retain, None)
+    }
+
+    /// Where the log is of the second one.
+    fn log_at_of(&self, second: u64) -> Vec<u64> {
+        self.log_at.iter().map(|at| at - PARTITION + second).collect()
+    }
+
+    /// What comes is about the log there.
+    fn goes_on_with(&mut self, log_at: Vec<u64>) {
+        self.log_at = log_at;
+        let (parsed, format) = jbd2::Superblock::parse(&self.superblock).expect("a journal");
+        self.builder = LogBuilder::new(format, parsed.first, parsed.sequence + 1);
     }
 
     /// A guest with the file `image` of the directory, which has its log there.
@@ -712,6 +739,46 @@ fn what_is_left_for_other_images_keeps_nobody_waiting() {
     let mut outcome = finish_directory(&left, std::slice::from_ref(&away)).expect("a good directory");
     assert!(outcome.take_failure_of_named().is_none() && outcome.finished.len() == 1);
     std::fs::remove_dir_all(image.parent().expect("its directory")).expect("removed");
+}
+
+/// Two file systems of one image are brought home, and a flush fails for the first: it was to cover what the guest of the other had written, too, and no
+/// later one says so, in the same attempt or another. All of it goes home, and nobody is told that it is whole.
+#[test]
+fn what_a_failed_flush_may_have_lost_is_not_called_recovered() {
+    const SECOND: u64 = 32 << 20;
+    for failing in 0..=1 {
+        let mut rig = Rig::with_second(SECOND);
+        let logs = [(PARTITION, rig.log_at.clone()), (SECOND, rig.log_at_of(SECOND))];
+        let block = FILE_SYSTEM_BLOCKS - 100;
+        for (seed, (_, log_at)) in logs.iter().enumerate() {
+            rig.goes_on_with(log_at.clone());
+            rig.open();
+            rig.commit(&[(block, content(seed as u8))]);
+        }
+        let (image, left) = rig.die();
+        let finish = || finish_directory(&left, std::slice::from_ref(&image)).expect("a good directory");
+        simulated_flushes::fail(failing);
+        let mut outcome = finish();
+        simulated_flushes::fail(0);
+        assert_eq!((outcome.finished.len() as u64, outcome.failed.len() as u64), (2 - failing, failing));
+        outcome.finished.extend(finish().into_result().expect("storage is well again"));
+        assert_eq!(outcome.finished.len(), 2);
+        let bytes = std::fs::read(&image).expect("the image");
+        for log in outcome.finished {
+            let (seed, (start, log_at)) =
+                logs.iter().enumerate().find(|(_, (start, _))| *start == log.offset).expect("one of them");
+            let (status, notes) = (log.recovery.status, log.recovery.notes.join("; "));
+            let expected = if failing > 0 { recovery::Status::Damaged } else { recovery::Status::Recovered };
+            assert_eq!((status, notes.contains("run e2fsck -f")), (expected, failing > 0), "{notes}");
+            let home = &bytes[(start + block * BLOCK) as usize..][..BLOCK as usize];
+            assert!(home == content(seed as u8), "it is home");
+            let journal = &bytes[log_at[0] as usize..][..1024];
+            assert!(jbd2::Superblock::decode(journal).is_ok_and(|said| said.is_empty() && said.errno == 0));
+            let of_home = extfs::Superblock::parse(&bytes[*start as usize + 1024..][..1024]).expect("a superblock");
+            assert_eq!(of_home.state & extfs::state::ERROR != 0, failing > 0, "e2fsck looks by itself");
+        }
+        std::fs::remove_dir_all(image.parent().expect("its directory")).expect("removed");
+    }
 }
 
 /// Another file has the image's name, and is what it was by its mark: whoever gives up what is held is told that first.

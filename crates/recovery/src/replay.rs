@@ -138,10 +138,13 @@ impl Replay {
         home: &mut H,
         place: JournalPlace<'_>,
     ) -> Result<Report, Error> {
-        self.run_before_emptying(log, home, place, || Ok(()))
+        self.run_before_emptying(log, home, place, || None, || Ok(()))
     }
 
     /// The same. When everything but the empty journal is on storage, `before` is called: whoever finds the journal empty knows that it was.
+    ///
+    /// `why_check` is called when the log's blocks are on storage. What it says keeps nothing from being written, and means that other blocks may
+    /// have been lost: the file system's superblock says so as where blocks of the log were damaged, and the report as well.
     ///
     /// # Errors
     /// As [`Replay::run`], and `before`'s.
@@ -150,6 +153,7 @@ impl Replay {
         log: &mut L,
         home: &mut H,
         place: JournalPlace<'_>,
+        why_check: impl FnOnce() -> Option<String>,
         before: impl FnOnce() -> io::Result<()>,
     ) -> Result<Report, Error> {
         let superblock = SuperblockHome::read(home, self.plan.format().block_size)?;
@@ -159,12 +163,17 @@ impl Replay {
         home.flush().map_err(Error::failed("flushing the recovered blocks"))?;
         let mut report = self.report(&written);
         let summary = self.plan.summary();
-        let lost_blocks = written.damaged > 0 || summary.out_of_bounds > 0;
+        let why_check = why_check();
+        let lost_blocks = written.damaged > 0 || summary.out_of_bounds > 0 || why_check.is_some();
         let findings = Findings {
             is_error: self.journal.errno != 0 || summary.walk.failed_commit.is_some() || lost_blocks,
             lost_blocks,
             is_checked: self.plan.format().has_block_checksums(),
         };
+        if let Some(why) = why_check {
+            report.status = Status::Damaged;
+            report.notes.push(why);
+        }
         if let Err(note) = superblock.finish(home, replayed, findings)? {
             report.status = Status::Damaged;
             report.notes.push(note);

@@ -15,7 +15,7 @@ pub enum Status {
     Recovered,
     /// The log is on the journal's own place on storage; the guest's kernel replays it.
     Materialised,
-    /// What could be recovered was; something in the log was damaged and is lost.
+    /// What could be recovered was; something in the log was damaged and is lost, or something that was written home before may be.
     Damaged,
 }
 

@@ -195,7 +195,7 @@ impl LoggedFile {
         let flushed = {
             let _one_at_a_time = self.flushing.lock().expect("no panic under this lock");
             let flush = self.log.as_ref().map(|log| log.flush_begins());
-            let flushed = self.file.sync_data();
+            let flushed = self.flush();
             if let (Some(log), Some(flush)) = (&self.log, &flush) {
                 if flushed.is_ok() { log.flush_ended(flush, true) } else { log.flush_failed(flush) }
             }
@@ -215,6 +215,14 @@ impl LoggedFile {
                 Err(error)
             }
         }
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        #[cfg(feature = "simulate")]
+        if simulated_flushes::fails_now() {
+            return Err(io::Error::other("storage failed"));
+        }
+        self.file.sync_data()
     }
 
     /// Making the same image durable by way of another descriptor has failed.
@@ -239,6 +247,27 @@ impl LoggedFile {
     /// says so again.
     pub fn failed_flushes(&self) -> u64 {
         self.failed_flushes.load(Ordering::Acquire)
+    }
+}
+
+/// For simulations: storage that fails flushes.
+#[cfg(feature = "simulate")]
+pub mod simulated_flushes {
+    use std::cell::Cell;
+
+    thread_local! {
+        static FAILING: Cell<u64> = const { Cell::new(0) };
+    }
+
+    /// So many flushes of this thread fail from now on.
+    pub fn fail(flushes: u64) {
+        FAILING.set(flushes);
+    }
+
+    pub(super) fn fails_now() -> bool {
+        let left = FAILING.get();
+        FAILING.set(left.saturating_sub(1));
+        left > 0
     }
 }
 

@@ -18,6 +18,8 @@ mod log_file;
 mod read;
 
 pub use file::LoggedFile;
+#[cfg(feature = "simulate")]
+pub use file::simulated_flushes;
 pub use log_file::{Pending, WriteLog};
 pub use read::{Entry, EntryKind, entries};
 

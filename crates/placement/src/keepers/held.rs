@@ -20,6 +20,7 @@ use super::stored::finish_closed;
 use crate::aged::finish_aged;
 use crate::disk::DiskCounters;
 use crate::distrust;
+use crate::finish::say_why_check;
 use crate::keeper::{
     BlockContent, Finished, HomeChange, HomeRead, HomeVerdict, Keeper, LogBlock, LogRead, LogVerdict, OddVerdict, Side,
     Step, Steps, SuperblockBlock, SuperblockWritten, Task,
@@ -534,6 +535,10 @@ impl Keeper for Held {
             ))
         })?;
         let mut report = finish_aged(&taking.log(), &log.place, home, journal).map_err(io::Error::other)?;
+        if let Some(why) = say_why_check(&taking.log(), &log.place, &mut report) {
+            log::error!("disk {}: {why}", log.home.options.name);
+            log.home.note_fault(&why);
+        }
         taking.end(|| {});
         self.aged_awaits_mark(false);
         if !owed.materialise && report.blocks_written != owed.blocks + owed.stored_blocks {

@@ -135,15 +135,16 @@ impl Work {
 
     /// Writes a log to its own place as its guest has it: durable on return.
     fn leave_as_it_is(&mut self, captured: &mut Captured) -> io::Result<()> {
-        self.bring_seen_home(captured)?;
         let log = Arc::clone(&captured.log);
+        let failed_flushes = log.journal.file.failed_flushes();
+        self.bring_seen_home(captured)?;
         let mut mark = None;
         if !captured.owner.is_left {
             self.put_live_in_place(captured)?;
             // A copy of the disk that was made before has nothing of that: it is to be told from this one.
             mark = Some(self.begin_mark(captured)?);
         }
-        if let Err(error) = log.journal.file.sync_data() {
+        if let Err(error) = log.journal.file.sync_since(failed_flushes) {
             self.flush_failed(captured);
             return Err(error);
         }
@@ -155,7 +156,8 @@ impl Work {
             captured.journal.set_owner(&captured.owner)?;
         }
         let block = &captured.owner.attachment;
-        let said = log.journal.file.write_all_at(block, log.place_of(0)?).and_then(|()| log.journal.file.sync_data());
+        let said = log.journal.file.write_all_at(block, log.place_of(0)?);
+        let said = said.and_then(|()| log.journal.file.sync_since(failed_flushes));
         if let Err(error) = said {
             // Whether storage says that the log is there is not known.
             self.restore_mark(captured);

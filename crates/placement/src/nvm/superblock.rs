@@ -453,10 +453,11 @@ impl Work {
         }
         if stays_in_place {
             let log = Arc::clone(&captured.log);
+            let failed_flushes = log.journal.file.failed_flushes();
             let put = last_written(captured, &log, 0).and_then(|left| {
                 self.put_live_in_place(captured)?;
                 // Its superblock follows, and says so.
-                log.journal.file.sync_data()?;
+                log.journal.file.sync_since(failed_flushes)?;
                 Ok(left)
             });
             match put {

@@ -77,11 +77,12 @@ impl NvmDisk {
 /// Makes durable what storage says, and then a region nobody's.
 fn give_back(nvm: Arc<NvmDisk>, slot: usize, log: Log, superblock: Option<Vec<u8>>) -> ToSettle {
     Box::new(move || {
+        let failed_flushes = [&log.home, &log.journal].map(|disk| disk.file.failed_flushes());
         if let Some(superblock) = superblock {
             log.journal.file.write_all_at(&superblock, log.place_of(0)?)?;
         }
-        log.home.file.sync_data()?;
-        log.journal.file.sync_data()?;
+        log.home.file.sync_since(failed_flushes[0])?;
+        log.journal.file.sync_since(failed_flushes[1])?;
         let mut state = nvm.lock(slot);
         let State::Idle(medium) = &mut *state else { return Ok(()) };
         nvm_journal::forget(medium).map_err(io::Error::other)

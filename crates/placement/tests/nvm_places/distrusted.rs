@@ -3,6 +3,7 @@
 use super::*;
 use placement::HeldMark;
 use recovery::Status;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// What a kernel finds in the log when it has begun later.
 fn expected() -> BTreeMap<u64, Vec<u8>> {
@@ -79,6 +80,33 @@ fn it_goes_to_its_own_place_as_it_is() {
         rig.superblock(0, true);
         assert!(rig.commit(0, IN_USE, &content(32)) > 2 * BLOCK, "it stays there");
     }
+}
+
+/// A flush of another part of the disk fails while it is written there, and storage says so to whoever asked for that one: it stays in its region.
+#[test]
+fn it_is_not_in_its_place_by_a_flush_behind_one_that_failed() {
+    let mut has_failed = 0;
+    for writes in 1.. {
+        let mut rig = Rig::new(1);
+        rig.may_fail = true;
+        let mut block = mapped_elsewhere(&mut rig);
+        let (written, journals) = (Arc::new(AtomicU64::new(0)), Arc::clone(&rig.journals));
+        let counted = Arc::clone(&written);
+        rig.journals.disk(0).simulate_writes(move || {
+            if counted.fetch_add(1, Ordering::AcqRel) + 1 == writes {
+                journals.disk(0).note_failed_flush();
+            }
+            true
+        });
+        tail_moves(&mut rig, &mut block);
+        if written.load(Ordering::Acquire) < writes {
+            assert_eq!(rig.log(0).placement, PlacementKind::Storage);
+            break;
+        }
+        assert_eq!(rig.log(0).placement, PlacementKind::Nvm, "after {writes} writes");
+        has_failed += 1;
+    }
+    assert!(has_failed > 4, "{has_failed} failures");
 }
 
 #[test]
