@@ -1315,11 +1315,14 @@ mod tests {
         }
     }
 
+    /// Of a log block: where it is, whether it is absorbed, what was written past it.
+    type Saying = (Option<Location>, bool, Option<Past>);
+
     /// What is said of each log block, and what else may be said of one of them at this moment.
     #[derive(Debug, Default)]
     struct Said {
-        all: Vec<(Option<Location>, bool, Option<Past>)>,
-        next: Option<(usize, (Option<Location>, bool, Option<Past>))>,
+        all: Vec<Saying>,
+        next: Option<(usize, Saying)>,
         looks: usize,
     }
 

@@ -235,7 +235,7 @@ fn tables_of_a_log_of_which_a_third_is_held() {
         let writes = rig.writes_of(blocks);
         rig.hold(&writes);
         while is_home + 12 <= round as usize {
-            for file in rig.live[is_home].blocks[1120..].to_vec() {
+            for file in rig.live[is_home].blocks[1120..].iter().copied() {
                 rig.write_home(file);
             }
             is_home += 1;
