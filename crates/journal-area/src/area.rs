@@ -953,7 +953,7 @@ impl JournalArea {
             is_open: jcb.is_open(),
             blocks,
             bytes: blocks * u64::from(jcb.shape.block_bytes),
-            stored_blocks: jcb.stored_versions(),
+            stored_blocks: jcb.stored_versions,
             writable: if jcb.contradiction.is_some() { 0 } else { jcb.writable_blocks() },
             materialise: jcb.table.is_materialise(),
         }

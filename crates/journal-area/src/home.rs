@@ -434,7 +434,7 @@ impl VmJcb {
         let mut known = KnownHomes::default();
         let mut chosen = Vec::new();
         // Rule 3 of ARCHITECTURE.md: of what was superseded nothing is known here, so that no older version can be found.
-        for here in self.versions.iter_from(tail) {
+        for here in self.owed.iter_from(tail) {
             if chosen.len() >= count {
                 break;
             }

@@ -121,6 +121,10 @@ pub struct VmJcb {
     by_block: Index,
     /// The newest versions.
     pub(crate) versions: Positions,
+    /// Those of them that are held: what is owed.
+    pub(crate) owed: Positions,
+    /// How many of the newest are only at their own place in the log on storage, where they were put for want of memory.
+    pub(crate) stored_versions: u64,
     /// Versions whose first word was taken out of the log because it looks like a log block's (`JBD2_FLAG_ESCAPE`).
     escaped: Positions,
     hasher: DefaultHashBuilder,
@@ -181,6 +185,8 @@ impl VmJcb {
             by_page: Index::new(shape.log_blocks, 0),
             by_block: Index::new(shape.log_blocks, shape.home_blocks),
             versions: Positions::new(shape.log_blocks),
+            owed: Positions::new(shape.log_blocks),
+            stored_versions: 0,
             escaped: Positions::new(shape.log_blocks),
             hasher: DefaultHashBuilder::default(),
             transactions: VecDeque::new(),
@@ -261,13 +267,18 @@ impl VmJcb {
         if let Location::Guest(page) = old {
             self.by_page.remove(u64::from(page.0), position);
         }
-        if old.is_held() && !new.is_held() && self.is_newest(position) {
-            self.owed_changes(position, -1);
+        let is_newest = self.is_newest(position);
+        if old.is_held() && !new.is_held() && is_newest {
+            self.is_owed_no_more(position);
         }
         self.table.store_past(position, new, past);
         self.absorbed.remove(&position);
-        if new.is_held() && !old.is_held() && self.is_newest(position) {
-            self.owed_changes(position, 1);
+        if new.is_held() && !old.is_held() && is_newest {
+            self.is_owed(position);
+        }
+        if is_newest {
+            self.stored_versions += u64::from(new == Location::Storage);
+            self.stored_versions -= u64::from(old == Location::Storage);
         }
         match old {
             Location::Guest(page) => pages.release(page),
@@ -380,6 +391,18 @@ impl VmJcb {
         self.transaction_index(position).map(|index| self.transactions[index].sequence)
     }
 
+    /// A newest version is held.
+    fn is_owed(&mut self, position: u32) {
+        self.owed.insert(position);
+        self.owed_changes(position, 1);
+    }
+
+    /// A version is not held any more, or not the newest.
+    fn is_owed_no_more(&mut self, position: u32) {
+        self.owed.remove(position);
+        self.owed_changes(position, -1);
+    }
+
     fn owed_changes(&mut self, position: u32, by: i32) {
         if let Some(index) = self.transaction_index(position) {
             let owed = &mut self.transactions[index].owed;
@@ -401,9 +424,11 @@ impl VmJcb {
         if escaped {
             self.escaped.insert(position);
         }
-        if self.location(position).is_held() {
-            self.owed_changes(position, 1);
+        let location = self.location(position);
+        if location.is_held() {
+            self.is_owed(position);
         }
+        self.stored_versions += u64::from(location == Location::Storage);
         self.counters.blocks_committed += 1;
     }
 
@@ -438,9 +463,11 @@ impl VmJcb {
         if !self.versions.remove(position) {
             return false;
         }
-        if self.location(position).is_held() {
-            self.owed_changes(position, -1);
+        let location = self.location(position);
+        if location.is_held() {
+            self.is_owed_no_more(position);
         }
+        self.stored_versions -= u64::from(location == Location::Storage);
         self.say_past(position, None);
         self.escaped.remove(position);
         self.written_over.remove(position);
@@ -637,6 +664,8 @@ impl VmJcb {
         // Of a file system that has become another one, too.
         self.by_block = Index::new(self.shape.log_blocks, self.shape.home_blocks);
         self.versions.clear();
+        self.owed.clear();
+        self.stored_versions = 0;
         self.by_page.clear();
         self.transactions = VecDeque::new();
         self.partial = Partial::default();
@@ -648,12 +677,7 @@ impl VmJcb {
 
     /// Blocks that are still to be written home.
     pub(crate) fn owed_blocks(&self) -> u64 {
-        self.transactions.iter().map(|transaction| u64::from(transaction.owed)).sum()
-    }
-
-    /// How many newest versions are only at their own place in the log on storage, where they were put for want of memory.
-    pub(crate) fn stored_versions(&self) -> u64 {
-        self.versions.iter().filter(|position| self.location(*position) == Location::Storage).count() as u64
+        self.owed.len() as u64
     }
 
     /// The same, and what of a transaction that is not read to its end lies there: it may be committed.
@@ -668,7 +692,7 @@ impl VmJcb {
                 true
             });
         }
-        self.stored_versions() + unread
+        self.stored_versions + unread
     }
 
     /// Of them those that the host may write home.
@@ -692,7 +716,7 @@ impl VmJcb {
             + self.by_block.memory_bytes()
             + self.strays.memory_bytes()
             + (self.transactions.capacity() * size_of::<Transaction>()) as u64
-            + [&self.versions, &self.escaped, &self.overwritten, &self.written_over]
+            + [&self.versions, &self.owed, &self.escaped, &self.overwritten, &self.written_over]
                 .map(Positions::memory_bytes)
                 .iter()
                 .sum::<u64>()
@@ -767,9 +791,17 @@ impl VmJcb {
         if retained.count() != self.by_page.len() {
             return Err("a page is in the page table, and no log block is in it".to_owned());
         }
-        let owed: u64 = self.versions.iter().filter(|position| self.location(*position).is_held()).count() as u64;
+        if !self.owed.iter().eq(self.versions.iter().filter(|position| self.location(*position).is_held())) {
+            return Err("what is owed is not just the newest versions that are held".to_owned());
+        }
+        let owed: u64 = self.transactions.iter().map(|transaction| u64::from(transaction.owed)).sum();
         if owed != self.owed_blocks() {
-            return Err(format!("{owed} newest versions are held, transactions owe {}", self.owed_blocks()));
+            return Err(format!("{} newest versions are held, transactions owe {owed}", self.owed_blocks()));
+        }
+        let is_stored = |position: &u32| self.location(*position) == Location::Storage;
+        let stored = self.versions.iter().filter(is_stored).count() as u64;
+        if stored != self.stored_versions {
+            return Err(format!("{stored} newest versions are on storage, {} are counted", self.stored_versions));
         }
         Ok(())
     }

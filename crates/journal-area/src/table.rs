@@ -20,7 +20,7 @@
 //! yet or says the same, and then taken out of the old one; what is forgotten is taken out of the place that counts last. So a piece that
 //! becomes a hole has said all that is in it elsewhere, and whatever part of it a reader finds as zeros he finds right.
 
-use crate::listed::{ENTRIES_A_PAGE, Listed};
+use crate::listed::{ENTRIES_A_PAGE, Listed, PAGES_MAX};
 use crate::location::{Location, Past};
 use guest_memory::{Error as MemoryError, HostFile};
 use std::io;
@@ -58,6 +58,7 @@ const OFFSET_HANDED_OVER: u64 = 32;
 /// The most blocks that a log can have to be held: slots of the pool, twice as many, have numbers of 29 bits, and a table that
 /// is found has to be looked at in bounded time. 256 GiB of blocks of 4 KiB; mke2fs makes logs of at most 40 GiB.
 pub const LOG_BLOCKS_MAX: u32 = 1 << 26;
+const _: () = assert!(Table::list_pages(LOG_BLOCKS_MAX) <= PAGES_MAX, "a list's entries have numbers");
 const OFFSET_OPENING: u64 = 40;
 const OFFSET_COUNT_MEANT: u64 = 56;
 const OFFSET_COUNT_DONE: u64 = 64;
@@ -242,8 +243,9 @@ impl Table {
     }
 
     /// Pages of the list: for as many words as may be listed of all pieces together.
-    fn list_pages(log_blocks: u32) -> u32 {
-        (log_blocks.div_ceil(PIECE as u32) * u32::from(FEW_HELD)).div_ceil(ENTRIES_A_PAGE).max(1)
+    const fn list_pages(log_blocks: u32) -> u32 {
+        let pages = (log_blocks.div_ceil(PIECE as u32) * FEW_HELD as u32).div_ceil(ENTRIES_A_PAGE);
+        if pages == 0 { 1 } else { pages }
     }
 
     /// Length of the file as builds before the list made it.
