@@ -382,8 +382,9 @@ impl VmMemory {
         self.channel.refuse(reason.into());
         let Some(area) = self.copy_on_write() else { return true };
         let all = 0..self.page_count();
+        // Whoever saw before that pages can be protected has done so then.
+        area.finish();
         for _ in 0..ROUNDS_TO_END {
-            // Whoever saw before that pages can be protected has done so when the area has answered this.
             area.try_again();
             self.copy_all_out(&all);
             if self.channel.protected_among(&all).is_empty() {

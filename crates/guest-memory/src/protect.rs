@@ -22,6 +22,9 @@ pub trait CopyOnWrite: Send + Sync {
 
     /// Tries the pages again for which there was no memory: somebody else may have made room.
     fn try_again(&self) {}
+
+    /// Returns when whoever has asked before whether pages can be protected ([`VmMemory::protection`]) has done what he wanted to do then.
+    fn finish(&self) {}
 }
 
 /// Whether pages can be protected.

@@ -32,7 +32,7 @@ impl VmJcb {
     /// before `tail`, and no other write to them is on its way. At most `most` are absorbed at a time.
     pub(crate) fn absorb(
         &mut self,
-        pages: &mut Pages,
+        pages: &Pages,
         blocks: &Range<u64>,
         payload: &[Option<MemorySlice>],
         tail: Option<u32>,
@@ -97,7 +97,7 @@ impl VmJcb {
     /// log block. Lets go of them where each is the newest version and just that, and no other write to them is on its way.
     pub(crate) fn is_home_already(
         &mut self,
-        pages: &mut Pages,
+        pages: &Pages,
         blocks: &Range<u64>,
         payload: &[Option<MemorySlice>],
         at_home: &[(u32, u32)],
@@ -156,7 +156,7 @@ impl VmJcb {
 
     /// Lets go of these absorbed versions, which storage has at home, durably: where each is the newest, and no write to its home is on
     /// its way. Returns of how many.
-    pub(crate) fn absorbed_are_home(&mut self, pages: &mut Pages, versions: &[(u64, u32, u32)]) -> u64 {
+    pub(crate) fn absorbed_are_home(&mut self, pages: &Pages, versions: &[(u64, u32, u32)]) -> u64 {
         let is_as_usual =
             self.contradiction.is_none() && !self.is_torn && !self.is_taken && !self.table.is_materialise();
         let mut released = 0;

@@ -3,7 +3,7 @@
 
 use crate::jcb::{Holding, Partial, Transaction, VmJcb};
 use crate::location::Location;
-use crate::pages::Pages;
+use crate::pages::{HotPages, Pages, take_lone};
 use crate::table::Tail;
 use guest_memory::{MemorySlice, PageId};
 use jbd2::{Checksum, Commit, Descriptor, Kind, Revoke, Tag};
@@ -88,10 +88,12 @@ pub struct Accepted {
 }
 
 impl VmJcb {
-    /// Holds a batch of log writes, then accepts what is complete. Every page is protected on return.
-    pub(crate) fn hold(&mut self, pages: &mut Pages, writes: &[LogWrite]) -> Outcome {
+    /// Holds a batch of log writes, then accepts what is complete. Every page is protected on return. `copies_left` bytes may be copied for
+    /// nothing but speed.
+    pub(crate) fn hold(&mut self, pages: &Pages, writes: &[LogWrite], copies_left: u64) -> Outcome {
         let block_bytes = self.shape.block_bytes as usize;
         self.table.set_read(false);
+        let rule = pages.rule();
         let repeated = self.written_over(pages, writes);
         let may_retain = self.holding == Holding::Retain && !self.table.is_materialise() && pages.can_protect();
         let mut outcome = Outcome::default();
@@ -120,7 +122,7 @@ impl VmJcb {
                         && !wordless.contains(&index)
                         && slice.is_whole_page()
                         && slice.len() == block_bytes
-                        && pages.should_retain(slice)
+                        && pages.should_retain(slice, rule)
                         && seen_pages.insert(slice.page()) =>
                 {
                     retained.push((index, slice.page()));
@@ -128,7 +130,8 @@ impl VmJcb {
                 _ => copied.push(index),
             }
         }
-        for (index, page) in pages.take_lone(&mut retained) {
+        let lone = if rule == HotPages::Lone { take_lone(&mut retained, copies_left) } else { Vec::new() };
+        for (index, page) in lone {
             writes[index].content.copy_out(0, &mut block);
             if jbd2::peek(&block).is_some() {
                 control.push(index);
@@ -141,21 +144,22 @@ impl VmJcb {
             }
         }
         // Protect first: from here on the guest cannot change what is about to count.
-        let before = (pages.pages_protected, pages.protect_calls);
         let list: Vec<PageId> = retained.iter().map(|(_, page)| *page).collect();
-        if list.is_empty() || pages.retain(&list) {
-            for (index, page) in retained {
-                self.set_location(pages, writes[index].position, Location::Guest(page));
-                // It has become one before it was protected.
-                if writes[index].content.is_control() {
-                    self.rewind_if_read(writes[index].position);
-                }
+        let claimed = pages.retain(&list);
+        self.counters.pages_protected += (list.len() - claimed.refused.len()) as u64;
+        self.counters.protect_calls += claimed.calls;
+        for (index, page) in retained {
+            // Another log has it by now, say: a guest may bring one page into two journals at once.
+            if claimed.refused.contains(&page) {
+                copied.push(index);
+                continue;
             }
-        } else {
-            copied.extend(retained.iter().map(|(index, _)| *index));
+            self.set_location(pages, writes[index].position, Location::Guest(page));
+            // It has become one before it was protected.
+            if writes[index].content.is_control() {
+                self.rewind_if_read(writes[index].position);
+            }
         }
-        self.counters.pages_protected += pages.pages_protected - before.0;
-        self.counters.protect_calls += pages.protect_calls - before.1;
         for index in copied {
             writes[index].content.copy_out(0, &mut block);
             // It has become one since.
@@ -246,7 +250,7 @@ impl VmJcb {
     }
 
     /// A log block could not be held and was written to its own place on storage.
-    pub(crate) fn stored(&mut self, pages: &mut Pages, position: u32) -> u32 {
+    pub(crate) fn stored(&mut self, pages: &Pages, position: u32) -> u32 {
         self.table.keep_promise(position);
         // Not where the log was closed meanwhile, and nobody counts on the block.
         if self.table.make_room(position) || self.table.can_say_stored(position) {
@@ -256,13 +260,13 @@ impl VmJcb {
     }
 
     /// Reads on from the cursor and accepts every transaction that is complete. Returns how many.
-    pub(crate) fn accept(&mut self, pages: &mut Pages) -> u32 {
+    pub(crate) fn accept(&mut self, pages: &Pages) -> u32 {
         self.accept_most(pages, u32::MAX)
     }
 
     /// The same where no more than `most` can be complete: a kernel begins a transaction when it was told that the one before is there. What
     /// completes more of them was written by somebody else, in another order, and nothing of it may be let go of.
-    fn accept_most(&mut self, pages: &mut Pages, most: u32) -> u32 {
+    fn accept_most(&mut self, pages: &Pages, most: u32) -> u32 {
         let Some(format) = self.format else { return 0 };
         if self.table.is_materialise() || !self.is_open() {
             return 0;
@@ -426,7 +430,7 @@ impl VmJcb {
     }
 
     /// Accepts the partial transaction: its blocks are the newest versions from here on.
-    fn commit(&mut self, pages: &mut Pages, commit_position: u32, next: u32) {
+    fn commit(&mut self, pages: &Pages, commit_position: u32, next: u32) {
         let partial = std::mem::take(&mut self.partial);
         let sequence = self.cursor.sequence;
         let first_position = self.cursor.position;
@@ -484,7 +488,7 @@ impl VmJcb {
     /// Accepts one version. It has its place in `tags`, if anybody wants to know, unless replay would skip it.
     fn commit_tag(
         &mut self,
-        pages: &mut Pages,
+        pages: &Pages,
         sequence: u32,
         (position, tag): (u32, &Tag),
         data: &mut [u8],

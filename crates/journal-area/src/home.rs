@@ -120,7 +120,7 @@ impl VmJcb {
     /// A guest's write to `blocks`. `payload` has the content of each block that the write covers whole, in order.
     pub(crate) fn home_write_begins(
         &mut self,
-        pages: &mut Pages,
+        pages: &Pages,
         blocks: Range<u64>,
         payload: &[Option<MemorySlice>],
         over: &Over<'_>,
@@ -267,7 +267,7 @@ impl VmJcb {
 
     /// A home write, the guest's or the host's, has ended; with `ok` it has reached storage. Returns the number of
     /// versions it released.
-    pub(crate) fn home_write_ended(&mut self, pages: &mut Pages, operation: usize, ok: bool) -> u64 {
+    pub(crate) fn home_write_ended(&mut self, pages: &Pages, operation: usize, ok: bool) -> u64 {
         let Some(mut operation) = self.in_flight.end(operation) else { return 0 };
         if self.contradiction.is_some() {
             // Where home is, is in doubt; but not where the guest itself has written.
@@ -310,7 +310,7 @@ impl VmJcb {
     }
 
     /// The committed version of `block`, which was only at home, is about to be overwritten there: hold it again.
-    pub(crate) fn restore(&mut self, pages: &mut Pages, block: u64, content: &[u8]) -> bool {
+    pub(crate) fn restore(&mut self, pages: &Pages, block: u64, content: &[u8]) -> bool {
         let Some(position) = self.newest(block) else { return true };
         if self.location(position) != Location::Home {
             return true;
@@ -343,7 +343,7 @@ impl VmJcb {
     }
 
     /// It is there, if it is the same still.
-    pub(crate) fn restored_in_place(&mut self, pages: &mut Pages, block: u64, (position, sequence): (u32, u32)) {
+    pub(crate) fn restored_in_place(&mut self, pages: &Pages, block: u64, (position, sequence): (u32, u32)) {
         if self.newest(block) == Some(position)
             && self.location(position) == Location::Home
             && self.sequence_of(position) == Some(sequence)
@@ -353,7 +353,7 @@ impl VmJcb {
     }
 
     /// The guest no longer cares for what is in `blocks`.
-    pub(crate) fn discarded(&mut self, pages: &mut Pages, blocks: Range<u64>) {
+    pub(crate) fn discarded(&mut self, pages: &Pages, blocks: Range<u64>) {
         // Of a log that is taken elsewhere the guest asks again.
         if self.contradiction.is_some() || self.is_taken {
             return;

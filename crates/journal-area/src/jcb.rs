@@ -254,12 +254,12 @@ impl VmJcb {
 
     /// Changes where a log block's content is. The only place that does: what the old location named is let go after the
     /// table says the new one, and the books of pages and of owed blocks follow.
-    pub(crate) fn set_location(&mut self, pages: &mut Pages, position: u32, new: Location) {
+    pub(crate) fn set_location(&mut self, pages: &Pages, position: u32, new: Location) {
         self.set_location_past(pages, position, new, None);
     }
 
     /// And what the guest has done past its journal is said with it, in one step.
-    fn set_location_past(&mut self, pages: &mut Pages, position: u32, new: Location, past: Option<Past>) {
+    fn set_location_past(&mut self, pages: &Pages, position: u32, new: Location, past: Option<Past>) {
         let old = self.location(position);
         if old == new {
             return;
@@ -320,7 +320,7 @@ impl VmJcb {
 
     /// Holds the log's superblock, in place of the one before. False where there is no memory for it, or none for the next one in a log
     /// that is not open yet.
-    pub(crate) fn hold_superblock(&mut self, pages: &mut Pages, block: &[u8]) -> bool {
+    pub(crate) fn hold_superblock(&mut self, pages: &Pages, block: &[u8]) -> bool {
         let slot = self.superblock_spare.take().or_else(|| self.pool.take_block());
         let Some(slot) = slot else { return self.differs_in_tail_alone(pages, block) };
         self.pool.fill_block(slot, block);
@@ -412,7 +412,7 @@ impl VmJcb {
 
     /// Makes `position` the newest committed version of `block`; the one it supersedes is let go. Its transaction must
     /// be on the list.
-    pub(crate) fn commit_version(&mut self, pages: &mut Pages, position: u32, block: u64, escaped: bool) {
+    pub(crate) fn commit_version(&mut self, pages: &Pages, position: u32, block: u64, escaped: bool) {
         self.forget_version(position);
         if let Some(older) = self.newest(block) {
             self.drop_version(pages, (block, older));
@@ -519,7 +519,7 @@ impl VmJcb {
     }
 
     /// A version that nobody needs any more.
-    pub(crate) fn drop_version(&mut self, pages: &mut Pages, (block, position): (u64, u32)) {
+    pub(crate) fn drop_version(&mut self, pages: &Pages, (block, position): (u64, u32)) {
         self.forget_place(position);
         // Whatever else is known of it: its number's next log block is refused as long as this one is there.
         self.by_block.remove(block, position);
@@ -527,7 +527,7 @@ impl VmJcb {
     }
 
     /// Forgets a log block altogether: the log's tail has passed it.
-    pub(crate) fn clear_position(&mut self, pages: &mut Pages, position: u32) {
+    pub(crate) fn clear_position(&mut self, pages: &Pages, position: u32) {
         self.forget_version(position);
         self.set_location(pages, position, Location::None);
     }
@@ -559,7 +559,7 @@ impl VmJcb {
     }
 
     /// Copies the content of a retained page out and lets it go; false when there is no memory to copy it to.
-    pub(crate) fn copy_page_out(&mut self, pages: &mut Pages, position: u32, page: PageId) -> bool {
+    pub(crate) fn copy_page_out(&mut self, pages: &Pages, position: u32, page: PageId) -> bool {
         let Some(slice) = pages.memory().page(page) else { return false };
         let mut scratch = std::mem::take(&mut self.scratch);
         slice.copy_out(0, &mut scratch);
@@ -640,7 +640,7 @@ impl VmJcb {
     }
 
     /// Forgets everything: the log is closed and owes nothing.
-    pub(crate) fn close_books(&mut self, pages: &mut Pages) {
+    pub(crate) fn close_books(&mut self, pages: &Pages) {
         if !self.is_open() && !self.table.has_room() {
             // Closed already.
             return;
@@ -742,7 +742,7 @@ impl VmJcb {
     }
 
     /// Checks the invariants of the header; what is wrong, as a sentence. Costs time: for tests.
-    pub(crate) fn check(&self) -> Result<(), String> {
+    pub(crate) fn check(&self, pages: &Pages) -> Result<(), String> {
         self.table.check()?;
         self.by_block.check()?;
         self.by_page.check()?;
@@ -767,6 +767,11 @@ impl VmJcb {
                 && self.position_of_page(page) != Some(position)
             {
                 return Err(format!("page {page:?} of log block {position} is not in the page table"));
+            }
+            if let Location::Guest(page) = location
+                && !pages.is_kept(page)
+            {
+                return Err(format!("page {page:?} of log block {position} is not retained, or not protected"));
             }
         }
         if held != self.counters.blocks_retained_now {

@@ -20,9 +20,11 @@
 
 mod absorbed;
 mod area;
+mod budget;
 mod commit;
 mod contradiction;
 mod error;
+mod faults;
 mod home;
 mod index;
 mod inflight;
@@ -30,9 +32,13 @@ mod jcb;
 mod listed;
 mod location;
 mod log;
+mod logs;
+mod notes;
+mod operations;
 mod pages;
 mod pool;
 mod positions;
+mod questions;
 mod rebuild;
 mod shown;
 mod strays;

@@ -1,9 +1,32 @@
-//! What is known of guest pages, over all logs of a VM: which are protected, which of those nobody needs any more, and
-//! which are hot.
+//! What is known of guest pages, over all logs of a VM: which are protected, which of those nobody needs any more, which
+//! somebody waits for, and which are hot.
+//!
+//! Each log has a lock of its own, so several use this at a time, and a guest may bring one page into two journals at once. All that has
+//! to be one step is under one mutex (`books`), which is taken under at most one log's lock, and under which nothing else of the area is:
+//!
+//! * A page is *claimed*: found to be neither excluded nor retained, and marked as retained ([`Pages::retain`]). So it is in one log.
+//! * A page is *let go*: found not to be retained, unprotected, and nobody waits for it any more ([`Pages::let_loose_go`],
+//!   [`Pages::let_go`]). The unprotecting call is under the mutex, too.
+//! * Somebody *waits for it*: found to be retained, and noted ([`Pages::starve`]). So whoever releases it later lets it go, and no fault is lost.
+//!
+//! Protecting, which takes longest, is not under the mutex: other logs protect, and faults are answered, beside it. That is right because
+//! a page's protection changes in two places only, and never in both at a time:
+//!
+//! 1. Who protects has claimed the page before. From the claim until the page is released it counts as retained, so nobody else claims it, and so
+//!    there are no two calls to protect it.
+//! 2. Who unprotects holds the mutex from finding it not retained until the call has returned. A call that began before the claim has
+//!    ended when the claim is made; after the claim none begins.
+//! 3. Only the log that claimed it releases it, under its own lock, which it holds from the claim until its table names the page (or until
+//!    it was given up because the kernel refused).
+//! 4. What a claim finds protected already stays so for the same reason, and needs no call.
+//!
+//! So when [`Pages::retain`] returns, each page that it did not refuse is protected, and stays so until its log releases it. A fault in between
+//! finds the page retained and in no log's table yet: whoever answers it waits for the log's lock (`faults`).
 
 use guest_memory::{MemorySlice, PageId, Protection, VmMemory};
 use std::collections::HashSet;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// Released pages are let go together once there are this many of them (or as soon as one of them is written to).
 const LOOSE_PAGES_MAX: usize = 1024;
@@ -34,7 +57,7 @@ pub enum HotPages {
     /// written to again anyway.
     Foreseen,
     /// These, and those in pages with few neighbours among the pages that are retained with them, as long as copies are allowed
-    /// ([`Pages::allow_copies`]). Protecting is a call for each run of neighbouring pages, for which every processor of the guest gives up
+    /// ([`take_lone`]). Protecting is a call for each run of neighbouring pages, for which every processor of the guest gives up
     /// what it knows of its page tables: where a run is short, that takes longer than to copy it.
     #[default]
     Lone,
@@ -43,28 +66,57 @@ pub enum HotPages {
 /// The pages of one VM.
 pub struct Pages {
     memory: Arc<VmMemory>,
+    /// Scores. They only choose what is cheaper, so that it does not matter when one is counted late.
+    hot: Box<[AtomicU8]>,
+    protection_said: AtomicBool,
+    books: Mutex<Books>,
+}
+
+/// What changes in steps: see the module.
+#[derive(Default)]
+struct Books {
     /// One bit a page: protected in the VMM's page tables, retained or loose.
     protected: Vec<u64>,
-    /// Protected, but no longer retained: the paper's clean protected buffers.
+    /// Protected, but no longer retained: the paper's clean protected buffers. Some may be retained again, or not be protected any more.
     loose: Vec<PageId>,
-    hot: Vec<u8>,
-    rule: HotPages,
-    /// So many bytes may be copied for nothing but speed.
-    copies_left_bytes: u64,
+    /// Somebody wants to write to them, and there was no memory to copy them to. Those that are not retained any more are let go the next time
+    /// somebody looks.
+    starved: Vec<PageId>,
     /// Pages of rings, which are written by us past the protection and so are never retained.
     excluded: HashSet<PageId>,
-    protection_said: bool,
-    /// Pages protected since the start.
-    pub pages_protected: u64,
-    /// Calls to protect since the start.
-    pub protect_calls: u64,
-    /// Calls to let go since the start.
-    pub unprotect_calls: u64,
+    rule: HotPages,
+}
+
+impl Books {
+    fn is_protected(&self, page: PageId) -> bool {
+        self.protected.get(page.0 as usize / 64).is_some_and(|word| word & (1 << (page.0 % 64)) != 0)
+    }
+
+    fn set_protected(&mut self, page: PageId, is_protected: bool) {
+        let (index, bit) = (page.0 as usize / 64, 1 << (page.0 % 64));
+        if index >= self.protected.len() {
+            self.protected.resize(index + 1, 0);
+        }
+        if is_protected {
+            self.protected[index] |= bit;
+        } else {
+            self.protected[index] &= !bit;
+        }
+    }
+}
+
+/// What became of pages that were to be retained.
+#[derive(Debug, Default)]
+pub struct Retained {
+    /// These are not: rings have them by now, or another log has, or the kernel has refused.
+    pub refused: HashSet<PageId>,
+    /// Calls that it took to protect the others.
+    pub calls: u64,
 }
 
 impl std::fmt::Debug for Pages {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Pages").field("loose", &self.loose.len()).finish_non_exhaustive()
+        f.debug_struct("Pages").finish_non_exhaustive()
     }
 }
 
@@ -72,16 +124,9 @@ impl Pages {
     pub fn new(memory: Arc<VmMemory>) -> Self {
         Pages {
             memory,
-            protected: Vec::new(),
-            loose: Vec::new(),
-            hot: vec![0; HOT_ENTRIES],
-            rule: HotPages::default(),
-            copies_left_bytes: 0,
-            excluded: HashSet::new(),
-            protection_said: false,
-            pages_protected: 0,
-            protect_calls: 0,
-            unprotect_calls: 0,
+            hot: (0..HOT_ENTRIES).map(|_| AtomicU8::new(0)).collect(),
+            protection_said: AtomicBool::new(false),
+            books: Mutex::default(),
         }
     }
 
@@ -89,18 +134,22 @@ impl Pages {
         &self.memory
     }
 
-    /// Names the pages that must never be retained.
-    pub fn set_excluded(&mut self, pages: HashSet<PageId>) {
-        self.excluded = pages;
+    fn books(&self) -> MutexGuard<'_, Books> {
+        self.books.lock().expect("no panic under the pages' lock")
+    }
+
+    /// Names the pages that must never be retained. Those that are already have to be copied out by whoever calls; one that is being
+    /// retained at this moment is among them, as it is marked already.
+    pub fn set_excluded(&self, pages: HashSet<PageId>) {
+        self.books().excluded = pages;
     }
 
     /// Whether pages of this VM can be protected; the first "no" is said to the log.
-    pub fn can_protect(&mut self) -> bool {
+    pub fn can_protect(&self) -> bool {
         match self.memory.protection() {
             Protection::Available => true,
             Protection::Unavailable(reason) => {
-                if !self.protection_said {
-                    self.protection_said = true;
+                if !self.protection_said.swap(true, Ordering::Relaxed) {
                     log::warn!("journal blocks are copied, not protected in the guest's memory: {reason}");
                 }
                 false
@@ -109,160 +158,207 @@ impl Pages {
     }
 
     /// Chooses what is copied from now on.
-    pub fn set_rule(&mut self, rule: HotPages) {
-        self.rule = rule;
+    pub fn set_rule(&self, rule: HotPages) {
+        self.books().rule = rule;
     }
 
-    /// Whether the page of a block should be retained rather than copied.
-    pub fn should_retain(&self, block: &MemorySlice) -> bool {
+    pub fn rule(&self) -> HotPages {
+        self.books().rule
+    }
+
+    /// Whether the page of a block is worth retaining rather than copying, as far as can be said before it is tried.
+    pub fn should_retain(&self, block: &MemorySlice, rule: HotPages) -> bool {
         let page = block.page();
-        if self.excluded.contains(&page) || self.memory.is_retained(page) {
+        if self.memory.is_retained(page) {
             return false;
         }
-        match self.rule {
+        match rule {
             HotPages::Never => true,
             HotPages::Faulted => !self.is_hot(page),
             HotPages::Foreseen | HotPages::Lone => !self.is_hot(page) && !ends_in_zeros(block),
         }
     }
 
-    /// So many bytes may be copied for nothing but speed, until it is said again.
-    pub fn allow_copies(&mut self, bytes: u64) {
-        self.copies_left_bytes = bytes;
-    }
-
-    /// Takes out of `retained` (indices of blocks, and their pages) what is cheaper copied, as far as copies are allowed.
-    pub fn take_lone(&mut self, retained: &mut Vec<(usize, PageId)>) -> Vec<(usize, PageId)> {
-        if self.rule != HotPages::Lone {
-            return Vec::new();
-        }
-        let page_bytes = guest_memory::PAGE_BYTES as u64;
-        retained.sort_unstable_by_key(|(_, page)| *page);
-        let mut lone = Vec::new();
-        let mut kept = Vec::with_capacity(retained.len());
-        for run in retained.chunk_by(|one, next| one.1.0 + 1 == next.1.0) {
-            let bytes = run.len() as u64 * page_bytes;
-            if run.len() < LONE_PAGES && bytes <= self.copies_left_bytes {
-                self.copies_left_bytes -= bytes;
-                lone.extend_from_slice(run);
-            } else {
-                kept.extend_from_slice(run);
-            }
-        }
-        *retained = kept;
-        lone
+    fn score(&self, page: PageId) -> &AtomicU8 {
+        &self.hot[page.0 as usize % HOT_ENTRIES]
     }
 
     fn is_hot(&self, page: PageId) -> bool {
-        self.hot[page.0 as usize % HOT_ENTRIES] >= HOT_FROM
+        self.score(page).load(Ordering::Relaxed) >= HOT_FROM
     }
 
     /// The page was written to while it was retained: copying it at commit would have been cheaper.
-    pub fn heat(&mut self, page: PageId) {
-        let score = &mut self.hot[page.0 as usize % HOT_ENTRIES];
-        *score = score.saturating_add(HOT_FAULT).min(HOT_MAX);
+    pub fn heat(&self, page: PageId) {
+        let score = self.score(page);
+        score.store(score.load(Ordering::Relaxed).saturating_add(HOT_FAULT).min(HOT_MAX), Ordering::Relaxed);
     }
 
     /// The page went home as it was committed: retaining it would have been cheaper.
-    pub fn cool(&mut self, page: PageId) {
-        let score = &mut self.hot[page.0 as usize % HOT_ENTRIES];
-        *score = score.saturating_sub(1);
+    pub fn cool(&self, page: PageId) {
+        let score = self.score(page);
+        score.store(score.load(Ordering::Relaxed).saturating_sub(1), Ordering::Relaxed);
     }
 
-    fn protected_word(&mut self, page: PageId) -> (&mut u64, u64) {
-        let index = page.0 as usize / 64;
-        if index >= self.protected.len() {
-            self.protected.resize(index + 1, 0);
+    /// Retains pages (any order, without repeats) for the log whose lock is held, but for those that cannot be. The others are protected on
+    /// return, and no write to them goes unnoticed from then on.
+    pub fn retain(&self, wanted: &[PageId]) -> Retained {
+        let mut retained = Retained::default();
+        if wanted.is_empty() {
+            return retained;
         }
-        (&mut self.protected[index], 1 << (page.0 % 64))
-    }
-
-    /// Retains pages (any order, without repeats): all or none. They are protected on return, and no write to them goes
-    /// unnoticed from then on.
-    pub fn retain(&mut self, pages: &[PageId]) -> bool {
-        let mut fresh: Vec<PageId> = Vec::with_capacity(pages.len());
-        for page in pages {
-            self.memory.set_retained(*page, true);
-            let (word, bit) = self.protected_word(*page);
-            if *word & bit == 0 {
-                fresh.push(*page);
+        let mut claimed: Vec<PageId> = Vec::with_capacity(wanted.len());
+        let mut fresh: Vec<PageId> = Vec::with_capacity(wanted.len());
+        {
+            let books = self.books();
+            for page in wanted {
+                if books.excluded.contains(page) || self.memory.is_retained(*page) {
+                    retained.refused.insert(*page);
+                    continue;
+                }
+                self.memory.set_retained(*page, true);
+                claimed.push(*page);
+                if !books.is_protected(*page) {
+                    fresh.push(*page);
+                }
             }
         }
         fresh.sort_unstable();
+        // Not under the mutex; see the module for why that is right.
         match self.memory.protect(&fresh) {
             Ok(calls) => {
-                for page in &fresh {
-                    let (word, bit) = self.protected_word(*page);
-                    *word |= bit;
-                }
-                self.pages_protected += pages.len() as u64;
-                self.protect_calls += calls;
-                true
+                let mut books = self.books();
+                fresh.iter().for_each(|page| books.set_protected(*page, true));
+                retained.calls = calls;
             }
             Err(error) => {
                 log::error!("protecting {} guest pages failed: {error}; they are copied instead", fresh.len());
-                for page in pages {
-                    self.memory.set_retained(*page, false);
+                let mut books = self.books();
+                for page in claimed {
+                    self.memory.set_retained(page, false);
                     // Those that were protected before are loose again.
-                    let (word, bit) = self.protected_word(*page);
-                    if *word & bit != 0 {
-                        self.loose.push(*page);
+                    if books.is_protected(page) {
+                        books.loose.push(page);
                     }
+                    retained.refused.insert(page);
                 }
-                false
             }
         }
+        retained
     }
 
-    /// These are retained, and protected, since an earlier process.
-    pub fn adopt(&mut self, pages: &[PageId]) {
+    /// These are retained, and protected, since an earlier process. False, and nothing is changed, where one of them is retained by another
+    /// log.
+    pub fn adopt(&self, pages: &[PageId]) -> bool {
+        let mut books = self.books();
+        if pages.iter().any(|page| self.memory.is_retained(*page)) {
+            return false;
+        }
         for page in pages {
             self.memory.set_retained(*page, true);
-            let (word, bit) = self.protected_word(*page);
-            *word |= bit;
+            books.set_protected(*page, true);
         }
         self.memory.adopt_protected(pages);
+        true
     }
 
-    /// A retained page is no longer needed: it stays protected until [`Pages::let_loose_go`].
-    pub fn release(&mut self, page: PageId) {
+    /// A retained page is no longer needed by its log, whose lock is held: it stays protected until it is let go.
+    pub fn release(&self, page: PageId) {
+        let mut books = self.books();
         self.memory.set_retained(page, false);
-        self.loose.push(page);
+        books.loose.push(page);
     }
 
-    /// Whether enough pages are loose to be worth a call.
-    pub fn has_many_loose(&self) -> bool {
-        self.loose.len() >= LOOSE_PAGES_MAX
+    /// Lets loose pages go if there are enough of them to be worth a call.
+    pub fn let_many_loose_go(&self) {
+        let mut books = self.books();
+        if books.loose.len() >= LOOSE_PAGES_MAX {
+            self.let_all_loose_go(&mut books);
+        }
     }
 
     /// Unprotects every page that is protected and not retained, in as few calls as possible (the paper's batch
     /// unprotection, figure 3).
-    pub fn let_loose_go(&mut self) {
-        let mut pages = std::mem::take(&mut self.loose);
+    pub fn let_loose_go(&self) {
+        self.let_all_loose_go(&mut self.books());
+    }
+
+    fn let_all_loose_go(&self, books: &mut Books) {
+        let mut pages = std::mem::take(&mut books.loose);
         pages.sort_unstable();
         pages.dedup();
         pages.retain(|page| {
             let retained = self.memory.is_retained(*page);
-            let (word, bit) = self.protected_word(*page);
-            *word & bit != 0 && !retained
+            books.is_protected(*page) && !retained
         });
         if !pages.is_empty() {
-            self.unprotect_calls += self.memory.unprotect(&pages);
-            for page in &pages {
-                let (word, bit) = self.protected_word(*page);
-                *word &= !bit;
-            }
+            self.memory.unprotect(&pages);
+            pages.iter().for_each(|page| books.set_protected(*page, false));
         }
         pages.clear();
-        self.loose = pages;
+        books.loose = pages;
     }
 
-    /// Unprotects one page at once and wakes who waits for it.
-    pub fn let_go(&mut self, page: PageId) {
-        let (word, bit) = self.protected_word(page);
-        *word &= !bit;
-        self.unprotect_calls += self.memory.unprotect(&[page]);
+    /// Unprotects one page at once and wakes who waits for it, unless it is retained: false then. With `all_loose` go all the others that are
+    /// protected and not needed.
+    pub fn let_go(&self, page: PageId, all_loose: bool) -> bool {
+        let mut books = self.books();
+        if self.memory.is_retained(page) {
+            return false;
+        }
+        if all_loose {
+            self.let_all_loose_go(&mut books);
+        }
+        self.memory.unprotect(&[page]);
+        books.set_protected(page, false);
+        books.starved.retain(|starved| *starved != page);
+        true
     }
+
+    /// Somebody waits to write to a retained page, and there is no memory to copy it to. False where it is not retained any more.
+    pub fn starve(&self, page: PageId) -> bool {
+        let mut books = self.books();
+        if !self.memory.is_retained(page) {
+            return false;
+        }
+        let is_new = !books.starved.contains(&page);
+        if is_new {
+            books.starved.push(page);
+        }
+        drop(books);
+        if is_new {
+            log::error!("no memory to copy a protected page to; its writer waits until blocks are written home");
+        }
+        true
+    }
+
+    /// The pages that somebody waits for, the oldest first.
+    pub fn starved(&self) -> Vec<PageId> {
+        self.books().starved.clone()
+    }
+
+    /// Whether a page is retained and known to be protected: for tests.
+    pub fn is_kept(&self, page: PageId) -> bool {
+        self.books().is_protected(page) && self.memory.is_retained(page)
+    }
+}
+
+/// Takes out of `retained` (indices of blocks, and their pages) what is cheaper copied, as far as copies are allowed: `copies_left` bytes.
+pub fn take_lone(retained: &mut Vec<(usize, PageId)>, mut copies_left: u64) -> Vec<(usize, PageId)> {
+    let page_bytes = guest_memory::PAGE_BYTES as u64;
+    retained.sort_unstable_by_key(|(_, page)| *page);
+    let mut lone = Vec::new();
+    let mut kept = Vec::with_capacity(retained.len());
+    for run in retained.chunk_by(|one, next| one.1.0 + 1 == next.1.0) {
+        let bytes = run.len() as u64 * page_bytes;
+        if run.len() < LONE_PAGES && bytes <= copies_left {
+            copies_left -= bytes;
+            lone.extend_from_slice(run);
+        } else {
+            kept.extend_from_slice(run);
+        }
+    }
+    *retained = kept;
+    lone
 }
 
 fn ends_in_zeros(block: &MemorySlice) -> bool {

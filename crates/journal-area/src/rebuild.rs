@@ -27,7 +27,7 @@ impl VmJcb {
     /// # Errors
     /// When they contradict themselves, or name what is not there. Nothing was changed then.
     pub(crate) fn rebuild(
-        pages: &mut Pages,
+        pages: &Pages,
         shape: LogShape,
         holding: Holding,
         own_blocks: Vec<Range<u64>>,
@@ -73,18 +73,21 @@ impl VmJcb {
         if retained.windows(2).any(|pair| pair[0] == pair[1]) {
             return Err(damaged(0, "has a page that is named twice"));
         }
-        jcb.table.give_back_what_was_left();
-        jcb.pool.go_on();
-        jcb.keep_spare();
-        pages.adopt(&retained);
-        jcb.adopt_locations(pages);
-        jcb.reopen_books(tail);
         let mut block = vec![0; shape.block_bytes as usize];
         if !jcb.read_held(pages, 0, &mut block) {
             return Err(damaged(0, "is not held, though the log is open"));
         }
         let superblock =
             Superblock::decode(&block).map_err(|error| Error::Table { position: 0, what: error.to_string() })?;
+        // The last that can be refused: what is retained has a log from here on that lets it go one day.
+        if !pages.adopt(&retained) {
+            return Err(damaged(0, "has a page that another log has"));
+        }
+        jcb.table.give_back_what_was_left();
+        jcb.pool.go_on();
+        jcb.keep_spare();
+        jcb.adopt_locations(pages);
+        jcb.reopen_books(tail);
         jcb.uuid = Some(superblock.uuid);
         jcb.format = superblock.format().ok();
         jcb.forget_what_was_passed(pages, tail.position);
@@ -102,7 +105,7 @@ impl VmJcb {
     }
 
     /// The earlier process died when the tail had passed something, and before all of that was forgotten.
-    fn forget_what_was_passed(&mut self, pages: &mut Pages, tail: u32) {
+    fn forget_what_was_passed(&mut self, pages: &Pages, tail: u32) {
         let positions = match (self.table.passed(), self.format) {
             (Some(Passed::Everything), _) => (1..self.shape.log_blocks).collect(),
             (Some(Passed::From(from)), Some(format)) if format.contains(from) && format.contains(tail) => {
@@ -121,7 +124,7 @@ impl VmJcb {
 
     /// Only versions that count can be at home or gone. What was let go, and was to be forgotten when the earlier process died, would stand
     /// in the way of what the guest writes there next: a replay that comes to it says that the log is not whole.
-    fn forget_passed(&mut self, pages: &mut Pages) {
+    fn forget_passed(&mut self, pages: &Pages) {
         for position in 1..self.shape.log_blocks {
             let is_let_go = matches!(self.location(position), Location::Home | Location::Gone);
             if is_let_go && self.live_index(position).is_none() {

@@ -30,7 +30,7 @@ pub enum SuperblockEffect {
 
 impl VmJcb {
     /// The guest writes `block` to log block 0.
-    pub(crate) fn superblock_written(&mut self, pages: &mut Pages, block: &[u8]) -> Result<SuperblockEffect, Error> {
+    pub(crate) fn superblock_written(&mut self, pages: &Pages, block: &[u8]) -> Result<SuperblockEffect, Error> {
         let (superblock, format) = match self.judge(block) {
             Ok(judged) => judged,
             Err(reason) => {
@@ -159,7 +159,7 @@ impl VmJcb {
     }
 
     /// The guest says where its log begins now.
-    fn tail_moved(&mut self, pages: &mut Pages, tail: Tail) {
+    fn tail_moved(&mut self, pages: &Pages, tail: Tail) {
         if self.table.is_materialise() {
             // Not read, so not known where it ends: all is kept until the log is closed.
             self.table.set_tail(Some(tail));
@@ -177,7 +177,7 @@ impl VmJcb {
     }
 
     /// The guest has replayed the log: nothing that was in it counts any more.
-    fn begin_anew(&mut self, pages: &mut Pages, tail: Tail) {
+    fn begin_anew(&mut self, pages: &Pages, tail: Tail) {
         self.table.pass(Passed::Everything, tail);
         self.forget_versions(1..self.shape.log_blocks);
         for position in 1..self.shape.log_blocks {
@@ -207,7 +207,7 @@ impl VmJcb {
     }
 
     /// Drops the oldest `count` transactions from the live log.
-    pub(crate) fn drop_transactions(&mut self, pages: &mut Pages, count: usize) {
+    pub(crate) fn drop_transactions(&mut self, pages: &Pages, count: usize) {
         let Some(format) = self.format else { return };
         if count == 0 {
             return;

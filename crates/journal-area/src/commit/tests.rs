@@ -27,15 +27,15 @@ impl Rig {
         let table = Table::create(&directory.path().join("table"), shape.block_bytes, LOG_BLOCKS).expect("a table");
         let pool =
             crate::pool::Pool::create(&directory.path().join("pool"), shape.block_bytes, LOG_BLOCKS).expect("a pool");
-        let mut pages = Pages::new(VmMemory::new());
+        let pages = Pages::new(VmMemory::new());
         let mut jcb = VmJcb::new(shape, Holding::Copy, Vec::new(), table, pool);
         let superblock = SuperblockBuilder { start: FIRST, sequence: 1, ..superblock() }.build();
-        jcb.superblock_written(&mut pages, &superblock).expect("opened");
+        jcb.superblock_written(&pages, &superblock).expect("opened");
         Rig { pages, jcb, _directory: directory }
     }
 
     fn hold(&mut self, position: u32, content: Content) -> u32 {
-        self.jcb.hold(&mut self.pages, &[LogWrite { position, content }]).committed
+        self.jcb.hold(&self.pages, &[LogWrite { position, content }], 0).committed
     }
 
     /// The log after this: it reads FIRST as a descriptor of three blocks, of which the second is a descriptor of the same transaction.
@@ -92,7 +92,7 @@ fn a_block_that_becomes_a_descriptor_while_it_is_held_is_read_as_one() {
     (1..=5).for_each(|block| assert_eq!(rig.hold(FIRST + block, data()), 0));
     assert_eq!(rig.hold(FIRST + 6, commit()), 1);
     assert!(rig.jcb.contradiction.is_none());
-    rig.jcb.check().expect("the books are right");
+    rig.jcb.check(&rig.pages).expect("the books are right");
 }
 
 /// The other way round, what was looked at as a descriptor is held as what it has become.
@@ -102,7 +102,7 @@ fn a_descriptor_that_becomes_data_while_it_is_held_is_none() {
     let contents = Mutex::new([descriptor(FIRST, 3), vec![7; BLOCK]].into());
     rig.hold(FIRST, Content::Changing(contents));
     assert_eq!(rig.hold(FIRST + 4, commit()), 0);
-    rig.jcb.check().expect("the books are right");
+    rig.jcb.check(&rig.pages).expect("the books are right");
 }
 
 /// Two descriptors that are read over each other's ends are no transaction, and no reason to end.
@@ -112,14 +112,14 @@ fn a_transaction_whose_descriptors_do_not_end_where_they_did_is_none() {
         let mut rig = Rig::with_a_descriptor_among_its_data();
         rig.hold(FIRST, becomes(descriptor(FIRST, blocks)));
         assert_eq!(rig.hold(FIRST + 4, commit()), 0, "{blocks}");
-        rig.jcb.check().expect("the books are right");
+        rig.jcb.check(&rig.pages).expect("the books are right");
     }
     // As if it had become one between the last look and the moment when nobody can change it any more.
     let mut rig = Rig::with_a_descriptor_among_its_data();
     let slot = rig.jcb.pool.insert_block(&descriptor(FIRST, 1)).expect("memory");
-    rig.jcb.set_location(&mut rig.pages, FIRST, Location::Block(slot));
+    rig.jcb.set_location(&rig.pages, FIRST, Location::Block(slot));
     assert_eq!(rig.hold(FIRST + 4, commit()), 0);
-    rig.jcb.check().expect("the books are right");
+    rig.jcb.check(&rig.pages).expect("the books are right");
 }
 
 /// What is revoked is in as many blocks as the log has room for, and counts all the same: after what the transaction itself writes.
@@ -140,9 +140,9 @@ fn all_of_what_a_transaction_revokes_counts() {
         });
         let revoke_blocks = revoke_blocks.count();
         rig.jcb.tells_accepted = true;
-        let outcome = rig.jcb.hold(&mut rig.pages, &writes);
+        let outcome = rig.jcb.hold(&rig.pages, &writes, 0);
         assert_eq!(outcome.committed, 1);
-        rig.jcb.check().expect("the books are right");
+        rig.jcb.check(&rig.pages).expect("the books are right");
         (revoke_blocks, outcome.accepted[0].revokes.len())
     };
     assert_eq!(commit(&mut rig, 100..108, Vec::new()), (0, 0));

@@ -1,0 +1,122 @@
+//! The fault side of an area: a page is about to change, because its guest or its VMM writes to it, or because this process is to.
+//!
+//! Whether a page is needed at all is known without any log's lock (`pages`). Only where it is, its log is looked for, among those first
+//! that nobody is busy with: so a fault waits for the log that has the page, and hardly ever for another one.
+//!
+//! Between two looks a page may go from one log to another, or be retained anew: what was seen counts for nothing until the page is let go,
+//! which is refused as long as it is retained. So each look begins with that, and each that was in vain is followed by another.
+//!
+//! What must never be: a page let go that some log has; a fault that nobody answers any more. One for which there is no memory, or whose
+//! page is not found though it is retained, is noted with the page being retained, in one step, and is tried again whenever memory may have become free, and
+//! five times a second.
+
+use crate::area::{JournalArea, LogId};
+use crate::location::Location;
+use guest_memory::{CopyOnWrite, PageId};
+
+/// So often a page is looked for that is retained, and not found: each time it has gone to a log that was looked at already.
+const LOOKS_MAX: u32 = 16;
+
+impl JournalArea {
+    /// Copies a page out if it is retained, and lets it go. False where there is no memory for it: whoever waits is noted. Nobody may have a log's
+    /// lock who calls.
+    pub(crate) fn copy_out(&self, page: PageId) -> bool {
+        let mut was_needed = false;
+        for _ in 0..LOOKS_MAX {
+            // Protected and not needed: with it go all the others (the paper's figure 3).
+            if self.pages.let_go(page, !was_needed) {
+                return true;
+            }
+            let copied = self.logs.find(|_, jcb| {
+                let position = jcb.position_of_page(page)?;
+                self.pages.heat(page);
+                Some(jcb.copy_page_out(&self.pages, position, page))
+            });
+            match copied {
+                Some(true) => was_needed = true,
+                // The page's content is nowhere else: whoever wants to write to it waits.
+                Some(false) if self.pages.starve(page) => return false,
+                Some(false) | None => {}
+            }
+        }
+        loop {
+            if self.pages.starve(page) {
+                return false;
+            }
+            if self.pages.let_go(page, false) {
+                return true;
+            }
+        }
+    }
+
+    /// Memory may have become free: answers those who wait for some. Nobody may have a log's lock who calls.
+    pub(crate) fn feed_starved(&self) {
+        for page in self.pages.starved() {
+            self.copy_out(page);
+        }
+    }
+
+    /// A retained page of a log that somebody waits to write to, since there is no memory to copy it to: its log block, and what is in it.
+    pub fn starved(&self, id: LogId) -> Option<(u32, PageId, Vec<u8>)> {
+        self.feed_starved();
+        let starved = self.pages.starved();
+        self.with(id, |jcb| {
+            if jcb.is_taken {
+                return None;
+            }
+            starved.into_iter().find_map(|page| {
+                let position = jcb.position_of_page(page)?;
+                let mut content = vec![0; jcb.shape.block_bytes as usize];
+                jcb.read_held(&self.pages, position, &mut content).then_some((position, page, content))
+            })
+        })
+        .flatten()
+    }
+
+    /// That has been written to its own place in the log on storage: if the log has just this there still, the page is let go. Says whether
+    /// it is.
+    pub fn starved_is_stored(&self, id: LogId, (position, page, content): &(u32, PageId, Vec<u8>)) -> bool {
+        let is_there = self.with(id, |jcb| {
+            let mut held = vec![0; content.len()];
+            let is_there = !jcb.is_taken
+                && jcb.location(*position) == Location::Guest(*page)
+                && jcb.read_held(&self.pages, *position, &mut held)
+                && held == *content;
+            if is_there {
+                jcb.set_location(&self.pages, *position, Location::Storage);
+            }
+            is_there
+        });
+        self.feed_starved();
+        is_there.unwrap_or_default()
+    }
+}
+
+/// It does not keep the area alive, so that memory and area do not keep each other.
+pub(crate) struct AreaCopyOnWrite(pub std::sync::Weak<JournalArea>);
+
+impl CopyOnWrite for AreaCopyOnWrite {
+    fn copy_out(&self, page: PageId) -> bool {
+        // Without an area nothing is held.
+        let Some(area) = self.0.upgrade() else { return true };
+        let is_free = area.copy_out(page);
+        if !is_free {
+            area.wake();
+        }
+        is_free
+    }
+
+    fn try_again(&self) {
+        let Some(area) = self.0.upgrade() else { return };
+        area.feed_starved();
+        if !area.pages.starved().is_empty() {
+            area.wake();
+        }
+    }
+
+    fn finish(&self) {
+        let Some(area) = self.0.upgrade() else { return };
+        // Whoever is about to protect pages has a log's lock since before he asked whether that can be.
+        area.logs.all().iter().for_each(|cell| drop(cell.lock()));
+    }
+}
