@@ -201,8 +201,10 @@ impl HostFile {
 #[cfg(feature = "simulate")]
 pub mod simulated_room {
     use std::cell::Cell;
-
     use std::ops::Range;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    static FULL_FOR_ALL: AtomicBool = AtomicBool::new(false);
 
     thread_local! {
         static FULL: Cell<bool> = const { Cell::new(false) };
@@ -233,8 +235,13 @@ pub mod simulated_room {
         FULL.set(full);
     }
 
+    /// The same for all threads of this process.
+    pub fn set_full_for_all(full: bool) {
+        FULL_FOR_ALL.store(full, Ordering::SeqCst);
+    }
+
     pub(super) fn is_full() -> bool {
-        FULL.get()
+        FULL.get() || FULL_FOR_ALL.load(Ordering::SeqCst)
     }
 }
 

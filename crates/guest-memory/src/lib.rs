@@ -33,6 +33,8 @@ pub use host_file::HostFile;
 #[cfg(feature = "simulate")]
 pub use host_file::{simulated_kill, simulated_room};
 pub use map::{MemoryTable, RegionDescriptor, Told, VmMemory};
+#[cfg(feature = "simulate")]
+pub use protect::simulated_delay;
 pub use protect::{CopyOnWrite, Protection};
 pub use region_set::RegionSet;
 pub use slice::{MemorySlice, PAGE_BYTES, PageId};

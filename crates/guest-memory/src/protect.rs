@@ -375,6 +375,8 @@ impl ProtectionChannel {
         if protect && !pages.iter().all(is_somewhere) {
             return Err(std::io::Error::from_raw_os_error(libc::EFAULT));
         }
+        #[cfg(feature = "simulate")]
+        simulated_delay::wait();
         let began = std::time::Instant::now();
         let mut calls = 0;
         for window in &windows.list {
@@ -520,6 +522,27 @@ impl VmMemory {
         }
         self.page(page).expect("a page of this VM").copy_in(offset, bytes);
         true
+    }
+}
+
+/// For simulations: calls to protect pages, and to let them go, that take longer, so that what happens meanwhile does happen.
+#[cfg(feature = "simulate")]
+pub mod simulated_delay {
+    use std::sync::atomic::{AtomicU64, Ordering};
+    use std::time::Duration;
+
+    static MICROSECONDS: AtomicU64 = AtomicU64::new(0);
+
+    /// From now on every call of this process takes so much longer, at least.
+    pub fn set(delay: Duration) {
+        MICROSECONDS.store(delay.as_micros() as u64, Ordering::Relaxed);
+    }
+
+    pub(super) fn wait() {
+        let delay = MICROSECONDS.load(Ordering::Relaxed);
+        if delay > 0 {
+            std::thread::sleep(Duration::from_micros(delay));
+        }
     }
 }
 
