@@ -120,3 +120,6 @@ impl CopyOnWrite for AreaCopyOnWrite {
         area.logs.all().iter().for_each(|cell| drop(cell.lock()));
     }
 }
+
+#[cfg(test)]
+mod tests;

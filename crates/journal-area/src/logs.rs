@@ -59,6 +59,11 @@ impl Cell {
         }
     }
 
+    #[cfg(test)]
+    pub fn is_locked(&self) -> bool {
+        self.try_lock().is_none()
+    }
+
     pub fn is_leaving(&self) -> bool {
         self.is_leaving.load(Ordering::SeqCst)
     }

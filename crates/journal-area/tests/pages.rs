@@ -663,3 +663,24 @@ fn an_absorbed_home_write_is_done_before_anything_else() {
     assert_eq!(rig.area.absorbed(rig.log), 0, "discarded");
     assert!(rig.area.take_for_hand_over(rig.log).is_some());
 }
+
+/// A table of another log that names a page which is retained by the first one: never written by anybody here, so somebody has put it there.
+#[test]
+fn a_page_that_another_log_has_is_not_adopted() {
+    let mut rig = Rig::new();
+    let page = PageId(3);
+    rig.fill(page, 5);
+    let positions = rig.commit(&[(10, page)]);
+    assert!(rig.memory.is_retained(page));
+    for file in ["table", "pool"] {
+        let path = |name: &str| rig.directory.path().join(format!("{name}.{file}"));
+        std::fs::copy(path("log"), path("other")).expect("copied");
+    }
+    let rig = rig.followed();
+    let adopt = || rig.area.adopt_log(rig.directory.path(), "other", SHAPE, Holding::Retain, Vec::new());
+    assert!(adopt().is_err());
+    rig.area.check().expect("the books are right");
+    rig.fill(page, 6);
+    assert!(rig.holds(positions[0], 5), "it was copied out");
+    adopt().expect("nobody else has it now");
+}

@@ -14,6 +14,7 @@ use journal_area::{
 };
 use seeded_random::Random;
 use std::collections::{BTreeMap, HashSet};
+use std::io::Write;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -445,9 +446,9 @@ fn run(delay: Duration, is_full_at_times: bool) -> Seen {
 #[test]
 fn logs_side_by_side_hold_what_was_committed() {
     // Whoever waits for a page would wait for ever if a thread ended that is to answer.
-    let report = std::panic::take_hook();
-    std::panic::set_hook(Box::new(move |panic| {
-        report(panic);
+    std::panic::set_hook(Box::new(|panic| {
+        // What is printed in a test is only shown when that has ended.
+        let _ = writeln!(std::io::stderr(), "{panic}");
         std::process::exit(101);
     }));
     let mut waited_for = 0;
