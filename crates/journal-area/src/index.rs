@@ -6,7 +6,7 @@
 //! file system of 2 GiB these are 4 and 15. How many entries each cell has is said in unary, a bit for each entry and one for each cell.
 //! Together that is less than three bytes an entry, where the numbers alone would take as many.
 //!
-//! A table that is made anew when it grows would take up to twice its need, under the area's lock while a guest waits. This one grows
+//! A table that is made anew when it grows would take up to twice its need, under the log's lock while a guest waits. This one grows
 //! and shrinks by one bucket at a time (linear hashing): entering splits one, taking out joins two. In a bucket the entries are in the
 //! order of what the key made of them, without the bits of the bucket, so that one that is split keeps its order.
 //!

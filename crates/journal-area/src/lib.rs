@@ -11,6 +11,9 @@
 //! What it must never do: let the content of a committed, newest version change or go before the same content is at
 //! home, or something newer is committed; say that a batch is held before its pages are protected; do I/O of its own.
 //!
+//! Each log has a lock of its own; what is common to all of a VM's (its pages, its memory) is synchronised by itself. `logs` has the order, `pages` the
+//! argument.
+//!
 //! Failure story: the process may be killed between any two stores. The tables are changed one word at a time and in an
 //! order in which every prefix is right; [`FoundLog`] opens what is left. When memory runs out, data blocks go to their
 //! own place on storage, pages that cannot be copied keep their writers waiting, and the area asks for blocks to be

@@ -141,7 +141,7 @@ impl FoundLog {
 #[derive(Debug)]
 enum From<'a> {
     Live(&'a VmJcb, &'a Pages),
-    /// Under the area's lock for the time of each question only.
+    /// Under the log's lock for the time of each question only.
     Taken(&'a JournalArea, LogId),
     Found(&'a FoundLog),
 }

@@ -1,7 +1,7 @@
 //! Bringing a held log elsewhere: home after its guest's death, to its own place on storage while its guest runs.
 //!
-//! That takes I/O, and nobody may wait for I/O who wants the area: neither other logs' guests nor the thread that answers faults. So
-//! it has a begin and an end, each under the lock for a moment, and between the two whoever takes the log reads it block by
+//! That takes I/O, and nobody may wait for I/O who wants the log: neither its guest nor the thread that answers faults. So
+//! it has a begin and an end, each under the log's lock for a moment, and between the two whoever takes the log reads it block by
 //! block. Until the end nothing of it changes but where a block's content is: changes of homes wait
 //! ([`crate::HomeWrite::Wait`]), and the host begins none of its own. Pages that the guest writes to are copied out as ever.
 

@@ -73,7 +73,7 @@ struct Inner {
 pub(crate) struct LogState {
     /// Taken for a moment, with nothing else taken under it.
     inner: Mutex<Inner>,
-    /// The mark that storage has for as long as it is held here. Taken before the area's lock, never under it.
+    /// The mark that storage has for as long as it is held here. Taken before the log's lock in the area, never under it.
     pub mark: Mutex<Option<Marked>>,
     /// One recovery at a time: after a reset the disk with the home and the one with the log start at the same moment,
     /// and neither may be read before it is through.

@@ -7,8 +7,8 @@
 //! With a durability by age in force (`durable-within`, module `aging`), what is held becomes durable on storage beside that, and some
 //! home writes are answered before they are done (module `absorbing`).
 //!
-//! Lock order: `state`, then `inner`, `absorbing` or the area's lock; `inner` and `absorbing` are taken for a moment, with nothing taken
-//! under them; the area's lock is the area's own affair.
+//! Lock order: `state`, then `inner`, `absorbing` or the area's locks; `inner` and `absorbing` are taken for a moment, with nothing taken
+//! under them; the area's locks are the area's own affair.
 
 mod absorbing;
 mod aging;
