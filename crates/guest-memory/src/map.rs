@@ -396,19 +396,22 @@ impl VmMemory {
     }
 
     pub(crate) fn file_of(&self, page: PageId) -> Option<Arc<RamFile>> {
+        self.with_file(page, Arc::clone)
+    }
+
+    /// The same for a moment: the data-path threads of all disks ask for pages, and do not count references to one file against each other.
+    fn with_file<T>(&self, page: PageId, act: impl FnOnce(&Arc<RamFile>) -> T) -> Option<T> {
         let files = self.files.read().expect("no panic under this lock");
-        files
-            .iter()
-            .find(|file| page.0 >= file.first_page && page.0 - file.first_page < file.page_count)
-            .map(Arc::clone)
+        files.iter().find(|file| page.0 >= file.first_page && page.0 - file.first_page < file.page_count).map(act)
     }
 
     /// The whole guest page `page`, if the VM has it.
     pub fn page(&self, page: PageId) -> Option<MemorySlice> {
-        let file = self.file_of(page)?;
-        let offset = (page.0 - file.first_page) as usize * PAGE_BYTES;
-        // SAFETY: the page lies inside the file's mapping; files are never unmapped before the VM's memory is dropped.
-        Some(unsafe { MemorySlice::new(file.mapping.at(offset), PAGE_BYTES, page, 0) })
+        self.with_file(page, |file| {
+            let offset = (page.0 - file.first_page) as usize * PAGE_BYTES;
+            // SAFETY: the page lies inside the file's mapping; files are never unmapped before the VM's memory is dropped.
+            unsafe { MemorySlice::new(file.mapping.at(offset), PAGE_BYTES, page, 0) }
+        })
     }
 
     /// The backing files, as paths, and the number of the first page of each.
@@ -430,21 +433,32 @@ impl VmMemory {
 
     /// Says that `page` is retained (or no longer): [`MemoryTable::prepare_write`] then asks the journal area first.
     pub fn set_retained(&self, page: PageId, retained: bool) {
-        let Some(file) = self.file_of(page) else { return };
-        let (word, bit) = file.word(page);
-        if retained {
-            word.fetch_or(bit, Ordering::SeqCst);
-        } else {
-            word.fetch_and(!bit, Ordering::SeqCst);
-        }
+        self.change_retained(page, retained);
+    }
+
+    /// Says that `page` is retained, if it is not yet: false where it is.
+    pub fn try_retain(&self, page: PageId) -> bool {
+        !self.change_retained(page, true)
+    }
+
+    /// Gives whether it was before.
+    fn change_retained(&self, page: PageId, retained: bool) -> bool {
+        let change = |file: &Arc<RamFile>| {
+            let (word, bit) = file.word(page);
+            let before =
+                if retained { word.fetch_or(bit, Ordering::SeqCst) } else { word.fetch_and(!bit, Ordering::SeqCst) };
+            before & bit != 0
+        };
+        self.with_file(page, change).unwrap_or_default()
     }
 
     /// Whether `page` is retained.
     pub fn is_retained(&self, page: PageId) -> bool {
-        self.file_of(page).is_some_and(|file| {
+        let is_retained = |file: &Arc<RamFile>| {
             let (word, bit) = file.word(page);
             word.load(Ordering::SeqCst) & bit != 0
-        })
+        };
+        self.with_file(page, is_retained).unwrap_or_default()
     }
 
     /// Gives every page but the retained ones back to the host, for a VM whose process is gone. Returns the bytes given back.

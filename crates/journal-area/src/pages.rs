@@ -211,11 +211,10 @@ impl Pages {
         {
             let books = self.books();
             for page in wanted {
-                if books.excluded.contains(page) || self.memory.is_retained(*page) {
+                if books.excluded.contains(page) || !self.memory.try_retain(*page) {
                     retained.refused.insert(*page);
                     continue;
                 }
-                self.memory.set_retained(*page, true);
                 claimed.push(*page);
                 if !books.is_protected(*page) {
                     fresh.push(*page);
