@@ -13,7 +13,7 @@ use crate::faults::AreaCopyOnWrite;
 use crate::inflight::Writer;
 use crate::jcb::{Holding, LogShape, VmJcb};
 use crate::log::HeldLog;
-use crate::logs::{Files, Logs};
+use crate::logs::{Cell, Files, Locked, Logs};
 use crate::pages::{HotPages, Pages};
 use crate::pool::Pool;
 use crate::table::{Doubt, Opening, Table, Tail};
@@ -173,13 +173,19 @@ impl JournalArea {
     /// are being routed to the log or have not ended.
     pub(crate) fn with<T>(&self, id: LogId, act: impl FnOnce(&mut VmJcb) -> T) -> Option<T> {
         let cell = self.logs.cell(id)?;
+        self.locked(&cell, |jcb| (!cell.is_leaving()).then(|| act(jcb)))
+    }
+
+    pub(crate) fn locked<T>(&self, cell: &Cell, act: impl FnOnce(&mut Locked<'_>) -> T) -> T {
         let mut jcb = cell.lock();
-        (!cell.is_leaving()).then(|| act(&mut jcb))
+        let given = act(&mut jcb);
+        self.pages.add_loose(std::mem::take(&mut jcb.loose));
+        given
     }
 
     /// The same, but also with one that is only there for its home writes in flight.
     pub(crate) fn with_in_flight<T>(&self, id: LogId, act: impl FnOnce(&mut VmJcb) -> T) -> Option<T> {
-        Some(act(&mut self.logs.cell(id)?.lock()))
+        Some(self.locked(&*self.logs.cell(id)?, |jcb| act(jcb)))
     }
 
     /// Pages may have been released, and memory have become free. Nobody may have a log's lock who calls.
@@ -242,16 +248,16 @@ impl JournalArea {
     /// Whoever still names it finds a log that is closed and holds nothing.
     pub fn forget_log(&self, id: LogId) {
         let Some(cell) = self.logs.cell(id) else { return };
-        let mut jcb = cell.lock();
-        jcb.close_books(&self.pages);
-        jcb.set_leaving();
-        for path in [&cell.files.table, &cell.files.pool] {
-            if let Err(error) = std::fs::remove_file(path) {
-                log::warn!("removing {} failed: {error}", path.display());
+        let has_left = self.locked(&cell, |jcb| {
+            jcb.close_books(&self.pages);
+            jcb.set_leaving();
+            for path in [&cell.files.table, &cell.files.pool] {
+                if let Err(error) = std::fs::remove_file(path) {
+                    log::warn!("removing {} failed: {error}", path.display());
+                }
             }
-        }
-        let has_left = jcb.has_left();
-        drop(jcb);
+            jcb.has_left()
+        });
         self.pages.let_loose_go();
         if has_left {
             self.logs.remove(id);

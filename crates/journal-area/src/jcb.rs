@@ -162,6 +162,8 @@ pub struct VmJcb {
     pub(crate) tells_accepted: bool,
     /// Those that nobody was told of yet.
     pub(crate) accepted: Vec<Accepted>,
+    /// Pages that were released, and that the books of pages do not know of yet.
+    pub(crate) loose: Vec<PageId>,
     scratch: Vec<u8>,
 }
 
@@ -207,6 +209,7 @@ impl VmJcb {
             is_taken: false,
             tells_accepted: false,
             accepted: Vec::new(),
+            loose: Vec::new(),
             scratch: vec![0; shape.block_bytes as usize],
         }
     }
@@ -281,7 +284,7 @@ impl VmJcb {
             self.stored_versions -= u64::from(old == Location::Storage);
         }
         match old {
-            Location::Guest(page) => pages.release(page),
+            Location::Guest(page) => pages.release(page, &mut self.loose),
             Location::Block(slot) if position == 0 && self.superblock_spare.is_none() && new.is_held() => {
                 self.superblock_spare = Some(slot);
             }

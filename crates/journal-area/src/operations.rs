@@ -100,10 +100,10 @@ impl JournalArea {
     /// A home write has ended; with `ok` it reached storage.
     pub fn home_write_ended(&self, id: LogId, operation: usize, ok: bool) {
         let Some(cell) = self.logs.cell(id) else { return };
-        let mut jcb = cell.lock();
-        jcb.home_write_ended(&self.pages, operation, ok);
-        let has_left = jcb.has_left();
-        drop(jcb);
+        let has_left = self.locked(&cell, |jcb| {
+            jcb.home_write_ended(&self.pages, operation, ok);
+            jcb.has_left()
+        });
         if has_left {
             self.logs.remove(id);
         }

@@ -260,11 +260,21 @@ impl Pages {
         true
     }
 
-    /// A retained page is no longer needed by its log, whose lock is held: it stays protected until it is let go.
-    pub fn release(&self, page: PageId) {
-        let mut books = self.books();
+    /// A retained page is no longer needed by its log, whose lock is held: it stays protected until it is let go. `loose` is to be given to
+    /// [`Pages::add_loose`] by and by; only how soon a page is let go that nobody writes to depends on it.
+    ///
+    /// Not under the mutex. Whoever finds the page retained a moment before, under it, and notes that somebody waits, is seen by whoever looks for
+    /// those afterwards, under it: he is told when memory may have become free.
+    pub fn release(&self, page: PageId, loose: &mut Vec<PageId>) {
         self.memory.set_retained(page, false);
-        books.loose.push(page);
+        loose.push(page);
+    }
+
+    /// Pages that were released.
+    pub fn add_loose(&self, pages: Vec<PageId>) {
+        if !pages.is_empty() {
+            self.books().loose.extend_from_slice(&pages);
+        }
     }
 
     /// Lets loose pages go if there are enough of them to be worth a call.
