@@ -146,9 +146,12 @@ fn commit_all(logs: &mut [Log]) -> Duration {
     })
 }
 
-/// What a guest waits at each of these pages, which are retained.
-fn faults(guest: &Guest, pages: std::ops::Range<u32>) -> Vec<Duration> {
+/// What a guest waits at each of these pages, which are retained, at moments at which others are at work.
+fn faults(guest: &Guest, pages: std::ops::Range<u32>, are_at_work: &AtomicBool) -> Vec<Duration> {
     let wait = |page: u32| {
+        while !are_at_work.load(Ordering::Relaxed) {
+            std::thread::sleep(Duration::from_micros(50));
+        }
         let place = std::ptr::with_exposed_provenance_mut::<u8>(guest.vmm + page as usize * PAGE_BYTES);
         let started = Instant::now();
         // SAFETY: inside the VMM's mapping; everybody else only copies from there.
@@ -197,21 +200,23 @@ fn main() {
         let (first, others) = logs.split_first_mut().expect("a log");
         let writes = first.writes();
         first.commit(&writes);
-        let has_ended = AtomicBool::new(!is_busy);
+        let (has_ended, are_at_work) = (AtomicBool::new(!is_busy), AtomicBool::new(!is_busy));
         std::thread::scope(|scope| {
             for log in others {
-                let has_ended = &has_ended;
+                let (has_ended, are_at_work) = (&has_ended, &are_at_work);
                 scope.spawn(move || {
                     while !has_ended.load(Ordering::Relaxed) {
                         let writes = log.writes();
+                        are_at_work.store(true, Ordering::Relaxed);
                         log.commit(&writes);
                         log.move_tail();
+                        are_at_work.store(false, Ordering::Relaxed);
                     }
                 });
             }
             std::thread::sleep(Duration::from_millis(20));
             let times = if is_busy { &mut busy } else { &mut quiet };
-            times.extend(faults(&guest, 0..COMMIT_PAGES / 4));
+            times.extend(faults(&guest, 0..COMMIT_PAGES / 4, &are_at_work));
             has_ended.store(true, Ordering::Relaxed);
         });
         first.move_tail();
