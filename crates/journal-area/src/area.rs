@@ -244,8 +244,19 @@ impl Inner {
     }
 
     /// Whether blocks have to go home to make room: the VM's own bound is passed, or what the host leaves it.
+    /// What was kept though nothing is in it goes first.
     fn is_over(&mut self) -> bool {
-        self.held_bytes() > self.most_bytes()
+        let most = self.most_bytes();
+        self.held_bytes() > most && (!self.give_back_spares() || self.held_bytes() > most)
+    }
+
+    /// Gives back what is kept for later. Says whether there was any.
+    fn give_back_spares(&mut self) -> bool {
+        let mut is_any = false;
+        for jcb in self.logs() {
+            is_any |= jcb.pool.give_back_spares();
+        }
+        is_any
     }
 
     fn most_bytes(&self) -> u64 {
@@ -254,7 +265,8 @@ impl Inner {
 
     /// How much may be copied for nothing but speed: half of what is left at most, so that what has to be copied finds room.
     fn allow_copies(&mut self) {
-        let most = self.most_bytes().saturating_sub(self.held_bytes());
+        let spares: u64 = self.logs().map(|jcb| jcb.pool.spare_bytes()).sum();
+        let most = self.most_bytes().saturating_sub(self.held_bytes() - spares);
         let copied: u64 = self.logs().map(|jcb| jcb.pool.used_bytes()).sum();
         self.pages.allow_copies((most / 2).min(COPIES_BYTES_MAX.saturating_sub(copied)));
     }
@@ -829,7 +841,8 @@ impl JournalArea {
     pub fn reserve(&self, bytes: u64) -> bool {
         let mut inner = self.lock();
         // Not what the host leaves it at the moment: a log that finds no room here stays on storage for long.
-        let is_there = inner.held_bytes() + bytes <= inner.budget_bytes;
+        let is_there = inner.held_bytes() + bytes <= inner.budget_bytes
+            || inner.give_back_spares() && inner.held_bytes() + bytes <= inner.budget_bytes;
         if is_there {
             inner.reserved_bytes += bytes;
         }
@@ -891,6 +904,11 @@ impl JournalArea {
         if over {
             self.wake();
         }
+    }
+
+    /// A second has passed: what was copied to, and nothing was in for some time, goes back to the host bit by bit.
+    pub fn rest(&self) {
+        self.lock().logs().for_each(|jcb| jcb.pool.rest());
     }
 
     /// What the host leaves this VM, if that is bounded at the moment.

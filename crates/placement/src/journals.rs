@@ -383,9 +383,10 @@ impl Journals {
         Ok((what, passes))
     }
 
-    /// Counts on in the marks of logs whose disks were written to since the last time, and wakes keepers whose time has come. To
-    /// be called every now and then while a guest runs.
+    /// Counts on in the marks of logs whose disks were written to since the last time, wakes keepers whose time has come, and lets memory go
+    /// that was kept for copies. To be called every second or so while a guest runs.
     pub fn tick(&self) {
+        self.area.rest();
         for log in self.logs() {
             opening::count_on(&log, &self.area);
         }
