@@ -681,8 +681,7 @@ impl VmJcb {
         if self.is_torn {
             return 0;
         }
-        let kept = self.overwritten.iter().filter(|position| self.location(*position).is_held()).count();
-        self.owed_blocks() - kept as u64
+        self.owed_blocks() - self.owed.count_common(&self.overwritten) as u64
     }
 
     /// The counters, with those of this moment.
