@@ -356,12 +356,14 @@ impl<R: Route + ?Sized> Worker<R> {
     /// Whether requests may be taken; tells the route of the start before the first one is.
     pub(super) fn may_take(&mut self) -> bool {
         if self.started || self.active.is_empty() {
-            return self.started;
+            // Who is to begin waits until nothing of the others is under way.
+            return self.started && !self.company.somebody_begins();
         }
         // Requests of an earlier start that storage has not answered yet could change the disk under the new one, and so
         // could writes of the route's own: what the route recovers now is newer than they are.
         let is_quiet = self.tracker.live_chains() == 0 && self.engine.pending() == 0;
-        let Some(table) = self.table.clone().filter(|_| is_quiet) else { return false };
+        // The same for the other disks of this thread: what the route waits for as it starts, nobody else would do.
+        let Some(table) = self.table.clone().filter(|_| is_quiet && self.company.lets_begin()) else { return false };
         let start = self.origin.unwrap_or_else(|| {
             let fresh = self.running.iter().all(|index| self.rings[usize::from(*index)].base == 0);
             if fresh { Start::Fresh } else { Start::Resumed }
@@ -369,6 +371,7 @@ impl<R: Route + ?Sized> Worker<R> {
         let start = match self.ask_gate(start) {
             Begin::Yes(start) => start,
             Begin::Wait => {
+                self.company.begins_later();
                 self.is_kept_waiting = true;
                 return false;
             }
