@@ -348,9 +348,9 @@ impl<R: Route + ?Sized + 'static> Device<R> {
         Ok(begun.pop().expect("one was asked for"))
     }
 
-    /// As [`Device::begin`], for devices of one VM that one thread is to serve together: less wakes up for a guest that uses several of them,
-    /// and no two of them are worked for at once. What one of them waits for, all wait for. Before a route hears of a start
-    /// ([`Route::started`]) nothing of any of them is under way on storage: what it waits for is never what only this thread could do.
+    /// As [`Device::begin`], for devices of one VM that one thread is to serve together: one that uses several of them wakes up one thread,
+    /// and no two of them are worked for at once. What a route waits for in a call, all of them wait for: in [`Route::started`] it must not be
+    /// what another of them has under way ([`Route::waits_for_others`]).
     ///
     /// # Errors
     /// As [`Device::begin`]. If the kernel refuses one of them what it needs, none can be finished.

@@ -345,6 +345,7 @@ impl<R: Route + ?Sized> Worker<R> {
 
     fn device_stopped(&mut self) {
         self.is_kept_waiting = false;
+        self.awaits_others_since = None;
         self.origin = None;
         if std::mem::take(&mut self.started) {
             self.route.stopped();
@@ -356,29 +357,35 @@ impl<R: Route + ?Sized> Worker<R> {
     /// Whether requests may be taken; tells the route of the start before the first one is.
     pub(super) fn may_take(&mut self) -> bool {
         if self.started || self.active.is_empty() {
-            // Who is to begin waits until nothing of the others is under way.
-            return self.started && !self.company.somebody_begins();
+            return self.started;
         }
         // Requests of an earlier start that storage has not answered yet could change the disk under the new one, and so
         // could writes of the route's own: what the route recovers now is newer than they are.
         let is_quiet = self.tracker.live_chains() == 0 && self.engine.pending() == 0;
-        // The same for the other disks of this thread: what the route waits for as it starts, nobody else would do.
-        let Some(table) = self.table.clone().filter(|_| is_quiet && self.company.lets_begin()) else { return false };
+        let Some(table) = self.table.clone().filter(|_| is_quiet) else { return false };
         let start = self.origin.unwrap_or_else(|| {
             let fresh = self.running.iter().all(|index| self.rings[usize::from(*index)].base == 0);
             if fresh { Start::Fresh } else { Start::Resumed }
         });
+        // Here, and not in the route's call: this thread may be the one that brings it to its end, and has other disks to serve.
+        if let Some(what) = self.route.waits_for_others(start) {
+            let since = *self.awaits_others_since.get_or_insert_with(Instant::now);
+            if since.elapsed() < self.drain_timeout {
+                self.is_kept_waiting = true;
+                return false;
+            }
+            self.fails_every_request(&format!("{what} have not ended in {:.0} s", since.elapsed().as_secs_f64()));
+            return true;
+        }
+        self.awaits_others_since = None;
         let start = match self.ask_gate(start) {
             Begin::Yes(start) => start,
             Begin::Wait => {
-                self.company.begins_later();
                 self.is_kept_waiting = true;
                 return false;
             }
             Begin::No(sentence) => {
-                log::error!("disk {} fails every request: {sentence}", self.name);
-                self.observer.fault(&sentence);
-                (self.is_kept_waiting, self.refused, self.started) = (false, true, true);
+                self.fails_every_request(&sentence);
                 return true;
             }
         };
@@ -396,6 +403,13 @@ impl<R: Route + ?Sized> Worker<R> {
         };
         self.started = true;
         true
+    }
+
+    /// It has begun, and its route does not hear of it.
+    fn fails_every_request(&mut self, sentence: &str) {
+        log::error!("disk {} fails every request: {sentence}", self.name);
+        self.observer.fault(sentence);
+        (self.is_kept_waiting, self.refused, self.started) = (false, true, true);
     }
 
     fn ask_gate(&mut self, start: Start) -> Begin {

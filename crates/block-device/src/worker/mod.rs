@@ -23,7 +23,6 @@ use crate::inflight::InflightRegion;
 use crate::log_limit::LogLimit;
 use crate::request::{ID_BYTES, Limits, Range};
 use crate::ring::Ring;
-use crate::together::Company;
 use crate::tracker::Tracker;
 use block_route::{Plan, Route, Start};
 use guest_memory::{DirtyLog, MemoryTable};
@@ -42,7 +41,7 @@ const TOKEN_ROUTE: u32 = u32::MAX - 1;
 const TOKEN_RING_BITS: u32 = 8;
 /// While somebody waits for rings to become idle, their deadlines are looked at this often.
 const STOP_CHECK: Duration = Duration::from_millis(50);
-/// A gate that has a guest wait is asked again this often: the guest stands still meanwhile.
+/// Who has a guest wait before it begins, a gate or what other disks have under way, is asked again this often: the guest stands still meanwhile.
 const GATE_CHECK: Duration = Duration::from_millis(2);
 
 /// Completions handled before the guest is told: it then goes on while the next ones are handled here.
@@ -66,9 +65,7 @@ pub(crate) struct WorkerParts<R: Route + ?Sized> {
 
 /// See the module.
 pub(crate) struct Worker<R: Route + ?Sized> {
-    pub(crate) name: String,
-    /// The workers of the same thread.
-    company: Company,
+    name: String,
     image: Arc<Image>,
     pub(crate) route: Box<R>,
     observer: Arc<dyn Observer>,
@@ -113,8 +110,10 @@ pub(crate) struct Worker<R: Route + ?Sized> {
     write_cache: bool,
     /// Who knows whether the guest may use the disk, where it can be moved elsewhere; a VMM may ask then for what [`Worker::log`] is.
     gate: Option<Arc<dyn Gate>>,
-    /// The gate is asked again soon.
+    /// The gate, or the route, is asked again soon whether it may begin.
     is_kept_waiting: bool,
+    /// Since when its start waits for what other disks have under way.
+    awaits_others_since: Option<Instant>,
     /// Where rings were stopped, while others are running.
     stopped_positions: Vec<(u16, u16)>,
     /// Where the VMM wants each page marked that is written here, and what its guest has not written itself.
@@ -129,7 +128,7 @@ pub(crate) struct Worker<R: Route + ?Sized> {
 }
 
 impl<R: Route + ?Sized> Worker<R> {
-    pub(crate) fn new(parts: WorkerParts<R>, engine: Engine, mailbox: MailboxReceiver<R>, company: Company) -> Self {
+    pub(crate) fn new(parts: WorkerParts<R>, engine: Engine, mailbox: MailboxReceiver<R>) -> Self {
         let WorkerParts {
             name,
             image,
@@ -146,7 +145,6 @@ impl<R: Route + ?Sized> Worker<R> {
         } = parts;
         Worker {
             name,
-            company,
             image,
             route,
             observer,
@@ -178,6 +176,7 @@ impl<R: Route + ?Sized> Worker<R> {
             write_cache,
             gate,
             is_kept_waiting: false,
+            awaits_others_since: None,
             stopped_positions: Vec::new(),
             log: None,
             throttle,
@@ -209,7 +208,6 @@ impl<R: Route + ?Sized> Worker<R> {
 
     /// Does what there is to do. Returns whether there is more; otherwise not all of it has been handed to the kernel.
     pub(crate) fn turn(&mut self) -> bool {
-        self.company.begin_turn();
         let mut busy = self.run_jobs();
         busy |= self.take_events();
         busy |= self.try_patient_again();
@@ -221,13 +219,11 @@ impl<R: Route + ?Sized> Worker<R> {
         if has_more {
             self.engine.enter(false, None);
         }
-        self.company.end_turn(self.engine.pending());
         has_more
     }
 
     /// After the last turn: as [`Worker::run`].
     pub(crate) fn end(mut self) -> (Box<R>, usize) {
-        self.company.leave();
         let unanswered = self.engine.pending();
         if unanswered > 0 {
             // The kernel may write to guest memory and to our buffers for as long as it likes: all of it stays.
