@@ -1013,6 +1013,16 @@ impl Journals {
         Ok(())
     }
 
+    /// What has to end before [`Journals::recover_disk`], which waits for it otherwise: home writes, perhaps of another disk.
+    pub(crate) fn awaited_home_writes(&self, disk: usize) -> Option<String> {
+        let is_its = |log: &Log| log.home_disk == disk || log.journal_disk == disk;
+        let awaited = self.logs().into_iter().find(|log| is_its(log) && log.keeper.awaits_home_writes(log))?;
+        Some(format!(
+            "home writes of disk {}, before which its journal cannot be recovered,",
+            awaited.home.options.name
+        ))
+    }
+
     /// Finishes every open log of a VM whose process is gone, those on storage too: no kernel comes to replay them.
     ///
     /// # Errors
