@@ -36,20 +36,24 @@ pub(crate) struct Served<R: Route + ?Sized> {
 pub(crate) fn serve<R: Route + ?Sized>(served: Vec<Served<R>>, sandbox: Option<Sandbox>) {
     // Engines belong to the thread that makes them.
     let Some((mut members, event)) = members(served, sandbox) else { return };
-    if let [_] = members[..] {
-        let Member { worker, has_ended, .. } = members.pop().expect("there is one");
-        let _ = has_ended.send(worker.run());
+    let Some(event) = event else {
+        for Member { worker, has_ended, .. } in members {
+            let _ = has_ended.send(worker.run());
+        }
         return;
-    }
+    };
     members.iter_mut().for_each(|member| member.worker.begin());
     loop {
-        let mut has_more = false;
-        for member in &mut members {
+        let (mut has_more, mut behind_last) = (false, 0);
+        for (index, member) in members.iter_mut().enumerate() {
             let _entered = member.enter();
             has_more |= member.worker.turn();
             // Nobody else hands it over, where another worker is never at rest.
             member.worker.engine().enter(false, None);
+            behind_last = if member.worker.has_taken() { index + 1 } else { behind_last };
         }
+        // Those that share a throttle take of it by turns: who took last is the last to be looked at.
+        members.rotate_left(behind_last);
         for Member { worker, context, has_ended } in members.extract_if(.., |member| member.worker.ended()) {
             let _entered = log_context::enter(context);
             let _ = has_ended.send(worker.end());
@@ -82,17 +86,21 @@ impl<R: Route + ?Sized> Member<R> {
     }
 }
 
-/// The workers of this thread, and what is signalled when one has something to do. Nothing where one cannot be: all have been told.
-fn members<R: Route + ?Sized>(served: Vec<Served<R>>, sandbox: Option<Sandbox>) -> Option<(Vec<Member<R>>, OwnedFd)> {
-    let are_several = served.len() > 1;
-    let engine = |served: &Served<R>, event: &OwnedFd| {
+/// The workers of this thread, and, where they are several, what is signalled when one has something to do. Nothing where one cannot be: all
+/// have been told.
+fn members<R: Route + ?Sized>(
+    served: Vec<Served<R>>,
+    sandbox: Option<Sandbox>,
+) -> Option<(Vec<Member<R>>, Option<OwnedFd>)> {
+    let engine = |served: &Served<R>, event: Option<&OwnedFd>| {
         let Served { parts, model, under_way, .. } = served;
         let counters: Arc<Counters> = Arc::clone(&parts.counters);
-        let signal = are_several.then(|| event.as_fd());
+        let signal = event.map(|event| event.as_fd());
         Engine::new(Arc::clone(&parts.image), counters, model.clone(), under_way.as_deref(), signal)
     };
-    let made = event_descriptor().and_then(|event| {
-        let engines: Result<Vec<Engine>, Error> = served.iter().map(|served| engine(served, &event)).collect();
+    let event = (served.len() > 1).then(event_descriptor).transpose();
+    let made = event.and_then(|event| {
+        let engines: Result<Vec<Engine>, Error> = served.iter().map(|served| engine(served, event.as_ref())).collect();
         Ok((engines?, event))
     });
     let (engines, event) = match made {

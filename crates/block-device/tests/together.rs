@@ -242,6 +242,49 @@ fn a_disk_that_waits_has_nobody_wait_with_it() {
     rig.devices.into_iter().for_each(|device| drop(device.stop().unwrap()));
 }
 
+/// Disks that have one bound together have a part of it each, however much one of them asks for.
+#[test]
+fn disks_that_share_a_throttle_take_of_it_by_turns() {
+    for greedy in 0..2 {
+        let throttle = throttled(100 * 4096);
+        let places = (0..2).map(|_| Place::new(16 * MIB)).collect();
+        let rig = rig_with(places, |_, config, _| config.throttle = Some(throttle.clone()));
+        let is_over = Arc::new(AtomicBool::new(false));
+        let asking = {
+            let (is_over, place) = (Arc::clone(&is_over), &rig.places[greedy]);
+            let mut disk = disk(place, FrontEndOptions::default());
+            std::thread::spawn(move || {
+                let data = disk.front_end.ram.take(4096, 4096);
+                let mut answered = 0;
+                // There is always something in its ring.
+                while !is_over.load(Ordering::SeqCst) {
+                    while disk.in_flight() < 8 {
+                        disk.submit(0, 0, &Transfer::Write(vec![(data, 4096)])).unwrap();
+                    }
+                    disk.kick(0).unwrap();
+                    std::thread::sleep(Duration::from_micros(200));
+                    answered += disk.answers(0).unwrap().len();
+                }
+                answered + disk.wait_all(0).unwrap().len()
+            })
+        };
+        std::thread::sleep(Duration::from_millis(300));
+        let mut other = disk(&rig.places[1 - greedy], FrontEndOptions::default());
+        for round in 0..10u64 {
+            let begun = Instant::now();
+            assert_eq!(other.write(round * 8, &pattern(0, 4096, round)).unwrap(), STATUS_OK);
+            // It has a hundred in a second, and half of them are its own.
+            assert!(begun.elapsed() < Duration::from_secs(2), "{:?} beside disk {greedy}", begun.elapsed());
+        }
+        is_over.store(true, Ordering::SeqCst);
+        assert!(asking.join().unwrap() > 0);
+        drop(other);
+        for device in rig.devices {
+            device.stop().unwrap();
+        }
+    }
+}
+
 /// Not more than so many bytes a second, and a tenth of that at once.
 fn throttled(bytes: u64) -> Throttle {
     let limits = Limits { bytes: Some(Bound { per_second: bytes, burst: bytes / 10 }), ..Limits::default() };

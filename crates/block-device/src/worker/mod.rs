@@ -43,6 +43,8 @@ const TOKEN_RING_BITS: u32 = 8;
 const STOP_CHECK: Duration = Duration::from_millis(50);
 /// Who has a guest wait before it begins, a gate or what other disks have under way, is asked again this often: the guest stands still meanwhile.
 const GATE_CHECK: Duration = Duration::from_millis(2);
+/// Who is not asked for so long (its disk is held, or its throttle used up) begins to wait anew.
+const ASKED_WITHIN: Duration = Duration::from_secs(1);
 
 /// Completions handled before the guest is told: it then goes on while the next ones are handled here.
 const EVENTS_MAX: usize = 8;
@@ -112,8 +114,10 @@ pub(crate) struct Worker<R: Route + ?Sized> {
     gate: Option<Arc<dyn Gate>>,
     /// The gate, or the route, is asked again soon whether it may begin.
     is_kept_waiting: bool,
-    /// Since when its start waits for what other disks have under way.
-    awaits_others_since: Option<Instant>,
+    /// Since when its start waits for what other disks have under way, and when it was last asked whether it does.
+    awaits_others: Option<(Instant, Instant)>,
+    /// Requests were taken since somebody looked.
+    has_taken: bool,
     /// Where rings were stopped, while others are running.
     stopped_positions: Vec<(u16, u16)>,
     /// Where the VMM wants each page marked that is written here, and what its guest has not written itself.
@@ -176,7 +180,8 @@ impl<R: Route + ?Sized> Worker<R> {
             write_cache,
             gate,
             is_kept_waiting: false,
-            awaits_others_since: None,
+            awaits_others: None,
+            has_taken: false,
             stopped_positions: Vec::new(),
             log: None,
             throttle,
@@ -220,6 +225,11 @@ impl<R: Route + ?Sized> Worker<R> {
             self.engine.enter(false, None);
         }
         has_more
+    }
+
+    /// Whether a turn since the last time has taken requests.
+    pub(crate) fn has_taken(&mut self) -> bool {
+        std::mem::take(&mut self.has_taken)
     }
 
     /// After the last turn: as [`Worker::run`].
