@@ -3,12 +3,12 @@
 use crate::config_space::{QUEUES_MAX, SEGMENTS_MAX, segment_bytes_max};
 use crate::control::{Control, Entrance};
 use crate::counters::{Counters, CountersSnapshot};
-use crate::engine::Engine;
 use crate::error::Error;
 use crate::gate::Gate;
 use crate::image::Image;
 use crate::request::ID_BYTES;
 use crate::session::BackendChannel;
+use crate::together::{self, Served};
 use crate::worker::{Mailbox, Worker, WorkerParts, mailbox};
 use block_route::{Identity, Plan, Route};
 use guest_memory::{PageId, VmMemory};
@@ -177,7 +177,7 @@ impl<R: Route + ?Sized + 'static> Starting<R> {
             // There is no worker that could be told to end: both threads do.
             if let Some(threads) = device.threads.take() {
                 let _ = threads.control_thread.join();
-                let _ = threads.worker_thread.join();
+                join_last(threads.worker_thread);
             }
             return Err(error);
         }
@@ -190,8 +190,26 @@ struct Threads<R: ?Sized> {
     control: Arc<Control>,
     control_thread: JoinHandle<()>,
     control_ended: Receiver<()>,
-    worker_thread: JoinHandle<()>,
+    /// That of other devices, too, where they are [together](Device::begin_together).
+    worker_thread: Arc<JoinHandle<()>>,
     ended: Receiver<(Box<R>, usize)>,
+}
+
+/// Waits for the end of a thread, if nobody else has anything to do with it.
+fn join_last(thread: Arc<JoinHandle<()>>) {
+    if let Some(thread) = Arc::into_inner(thread) {
+        let _ = thread.join();
+    }
+}
+
+/// What a device begins with, beside its guest's memory ([`Device::begin_together`]).
+pub struct DeviceParts<R: Route + ?Sized + 'static> {
+    /// What it is made from.
+    pub config: DeviceConfig,
+    /// Where its requests go.
+    pub route: Box<R>,
+    /// Who is told.
+    pub observer: Arc<dyn Observer>,
 }
 
 /// Asks a device things, from any thread.
@@ -326,77 +344,101 @@ impl<R: Route + ?Sized + 'static> Device<R> {
         memory: Arc<VmMemory>,
         observer: Arc<dyn Observer>,
     ) -> Result<Starting<R>, Error> {
-        config.check()?;
-        let DeviceConfig { name, image, drain_timeout, .. } = config.clone();
-        let counters = Arc::new(Counters::default());
-        let channel = Arc::new(Mutex::new(None));
-        let (mailbox, receiver) = mailbox()?;
-        let control = Arc::new(Control::new(&config.socket, config.entrance.as_ref())?);
+        let mut begun = Self::begin_together(vec![DeviceParts { config, route, observer }], memory)?;
+        Ok(begun.pop().expect("one was asked for"))
+    }
 
-        let mut identity = [0; ID_BYTES];
-        identity[..config.identity.serial.len()].copy_from_slice(config.identity.serial.as_bytes());
-        let parts = WorkerParts {
-            name: name.clone(),
-            image: Arc::clone(&image),
-            route,
-            observer: Arc::clone(&observer),
-            counters: Arc::clone(&counters),
-            identity,
-            queues: config.queues,
-            drain_timeout,
-            polling_max: config.polling_max,
-            write_cache: config.write_cache,
-            gate: config.gate.clone(),
-            throttle: config.throttle.clone(),
+    /// As [`Device::begin`], for devices of one VM that one thread is to serve together: one that uses several of them wakes up one thread,
+    /// and no two of them are worked for at once. What a route waits for in a call, all of them wait for: in [`Route::started`] it must not be
+    /// what another of them has under way ([`Route::waits_for_others`]).
+    ///
+    /// # Errors
+    /// As [`Device::begin`]. If the kernel refuses one of them what it needs, none can be finished.
+    pub fn begin_together(beginnings: Vec<DeviceParts<R>>, memory: Arc<VmMemory>) -> Result<Vec<Starting<R>>, Error> {
+        let mut served = Vec::new();
+        let mut others = Vec::new();
+        for DeviceParts { config, route, observer } in beginnings {
+            config.check()?;
+            let counters = Arc::new(Counters::default());
+            let (mailbox, receiver) = mailbox()?;
+            let control = Arc::new(Control::new(&config.socket, config.entrance.as_ref())?);
+            let mut identity = [0; ID_BYTES];
+            identity[..config.identity.serial.len()].copy_from_slice(config.identity.serial.as_bytes());
+            let parts = WorkerParts {
+                name: config.name.clone(),
+                image: Arc::clone(&config.image),
+                route,
+                observer: Arc::clone(&observer),
+                counters: Arc::clone(&counters),
+                identity,
+                queues: config.queues,
+                drain_timeout: config.drain_timeout,
+                polling_max: config.polling_max,
+                write_cache: config.write_cache,
+                gate: config.gate.clone(),
+                throttle: config.throttle.clone(),
+            };
+            let (ready, is_ready) = sync_channel(1);
+            let (has_ended, ended) = sync_channel(1);
+            let (model, under_way) = (config.model.clone(), config.under_way.clone());
+            served.push(Served { parts, model, under_way, mailbox: receiver, ready, has_ended });
+            others.push((config, observer, counters, mailbox, control, is_ready, ended));
+        }
+        // What a thread may ask for is the same for all disks of a VM.
+        let sandbox = others.first().and_then(|(config, ..)| config.sandbox.clone());
+        let spawn_failed = |name: &str, e| Error::system(format!("starting a thread for disk {name}"), e);
+        let worker_thread = match &others[..] {
+            [(config, ..)] => {
+                let context = log_context::Context::current().with_disk(&config.name);
+                let _entered = log_context::enter(context);
+                let thread = std::thread::Builder::new().name(format!("disk {}", config.name));
+                log_context::spawn(thread, move || together::serve(served, sandbox))
+            }
+            // Each of its lines says of itself which disk it is about.
+            _ => log_context::spawn(std::thread::Builder::new().name("disks".to_owned()), move || {
+                together::serve(served, sandbox);
+            }),
         };
-        // The engine belongs to the thread that makes it, so that the worker thread says whether it could.
-        let (ready, is_ready) = sync_channel(1);
-        let (has_ended, worker_ended) = sync_channel(1);
-        let spawn_failed = |e| Error::system(format!("starting a thread for disk {name}"), e);
-        let (model, sandbox, under_way) = (config.model.clone(), config.sandbox.clone(), config.under_way.clone());
-        let _entered = log_context::enter(log_context::Context::current().with_disk(&name));
-        let worker = std::thread::Builder::new().name(format!("disk {name}"));
-        let worker_thread = log_context::spawn(worker, move || {
-            match Engine::new(Arc::clone(&parts.image), Arc::clone(&parts.counters), model, under_way.as_deref()) {
-                Ok(engine) => {
-                    // Not before: the engine's io_uring is the last one that this thread gets.
-                    if let Some(sandbox) = sandbox {
-                        sandbox.enter(sandbox::Role::Disk);
+        let name = others.first().map(|(config, ..)| config.name.clone()).unwrap_or_default();
+        let worker_thread = Arc::new(worker_thread.map_err(|error| spawn_failed(&name, error))?);
+
+        let mut begun = Vec::new();
+        let mailboxes: Vec<_> = others.iter().map(|(_, _, _, mailbox, ..)| mailbox.clone()).collect();
+        for (config, observer, counters, mailbox, control, is_ready, worker_ended) in others {
+            let DeviceConfig { name, image, drain_timeout, .. } = config.clone();
+            let channel = Arc::new(Mutex::new(None));
+            let _entered = log_context::enter(log_context::Context::current().with_disk(&name));
+            let (ended, control_ended) = sync_channel(1);
+            let (open, is_open) = sync_channel(1);
+            let control_thread = {
+                let (control, mailbox, channel) = (Arc::clone(&control), mailbox.clone(), Arc::clone(&channel));
+                let memory = Arc::clone(&memory);
+                log_context::spawn(std::thread::Builder::new().name(format!("vhost {name}")), move || {
+                    if let Some(sandbox) = &config.sandbox {
+                        sandbox.enter(sandbox::Role::Vmm);
                     }
-                    let _ = ready.send(Ok(()));
-                    let _ = has_ended.send(Worker::new(parts, engine, receiver).run());
-                }
+                    if is_open.recv().is_ok() {
+                        control.run(&config, &mailbox, &memory, &observer, &channel);
+                    }
+                    let _ = ended.send(());
+                })
+            };
+            let control_thread = match control_thread {
+                Ok(thread) => thread,
                 Err(error) => {
-                    let _ = ready.send(Err(error));
+                    // Those that are made already end when they are dropped here.
+                    for mailbox in &mailboxes {
+                        mailbox.post(Box::new(Worker::quit));
+                    }
+                    return Err(spawn_failed(&name, error));
                 }
-            }
-        })
-        .map_err(spawn_failed)?;
-
-        let (ended, control_ended) = sync_channel(1);
-        let (open, is_open) = sync_channel(1);
-        let control_thread = {
-            let (control, mailbox, channel) = (Arc::clone(&control), mailbox.clone(), Arc::clone(&channel));
-            log_context::spawn(std::thread::Builder::new().name(format!("vhost {name}")), move || {
-                if let Some(sandbox) = &config.sandbox {
-                    sandbox.enter(sandbox::Role::Vmm);
-                }
-                if is_open.recv().is_ok() {
-                    control.run(&config, &mailbox, &memory, &observer, &channel);
-                }
-                let _ = ended.send(());
-            })
-        };
-        let control_thread = match control_thread {
-            Ok(thread) => thread,
-            Err(error) => {
-                mailbox.post(Box::new(Worker::quit));
-                return Err(spawn_failed(error));
-            }
-        };
-        let handle = DeviceHandle { name: name.into(), mailbox, image, counters, channel };
-        let threads = Threads { control, control_thread, control_ended, worker_thread, ended: worker_ended };
-        Ok(Starting { device: Device { handle, drain_timeout, threads: Some(threads) }, is_ready, open })
+            };
+            let handle = DeviceHandle { name: name.into(), mailbox, image, counters, channel };
+            let worker_thread = Arc::clone(&worker_thread);
+            let threads = Threads { control, control_thread, control_ended, worker_thread, ended: worker_ended };
+            begun.push(Starting { device: Device { handle, drain_timeout, threads: Some(threads) }, is_ready, open });
+        }
+        Ok(begun)
     }
 
     /// For asking it things from elsewhere.
@@ -429,7 +471,7 @@ impl<R: Route + ?Sized + 'static> Device<R> {
         control_ended.map_err(timed_out)?;
         let (route, operations) = threads.ended.recv_timeout(patience).map_err(timed_out)?;
         let _ = threads.control_thread.join();
-        let _ = threads.worker_thread.join();
+        join_last(threads.worker_thread);
         if operations > 0 {
             return Err(Error::Unanswered { name, operations, waited: begun.elapsed() });
         }

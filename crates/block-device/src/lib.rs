@@ -40,13 +40,14 @@ mod log_limit;
 mod request;
 mod ring;
 mod session;
+mod together;
 mod tracker;
 mod worker;
 
 pub use config_space::{QUEUE_SIZE_MAX, QUEUES_MAX, REQUEST_BYTES_MAX, SEGMENTS_MAX};
 pub use control::{Entrance, listen};
 pub use counters::{Counters, CountersSnapshot};
-pub use device::{Device, DeviceConfig, DeviceHandle, Observer, Peer, Starting};
+pub use device::{Device, DeviceConfig, DeviceHandle, DeviceParts, Observer, Peer, Starting};
 pub use error::Error;
 pub use gate::{Begin, Gate};
 pub use image::{CacheMode, DirectAlignment, Image, ImageKind, ImageOptions, SECTOR_BYTES, unlock as unlock_image};

@@ -201,6 +201,13 @@ pub struct Identity {
 
 /// The place where a device's requests go. One device, one thread: no call overlaps another.
 pub trait Route: Send {
+    /// What of other devices of the same guest has to end before a start that is about to come (a plural that begins a sentence); nothing:
+    /// [`Route::started`] may be called at once. Asked again soon while there is something. It is not waited for in there: one thread may
+    /// serve them and this one, and would never bring it to its end.
+    fn waits_for_others(&self, _start: Start) -> Option<String> {
+        None
+    }
+
     /// The device is about to take its first request since it was started or stopped. May take its time (recovery).
     ///
     /// # Errors

@@ -124,6 +124,10 @@ fn pieces(slice: &MemorySlice, contents: Option<&mut Contents>) -> Vec<Piece> {
 }
 
 impl<R: Route> Route for RecordingRoute<R> {
+    fn waits_for_others(&self, start: Start) -> Option<String> {
+        self.inner.waits_for_others(start)
+    }
+
     fn started(&mut self, start: Start, memory: &Arc<MemoryTable>) -> io::Result<()> {
         self.inner.started(start, memory)
     }

@@ -41,9 +41,11 @@ impl Budget {
         logs.sum(Cell::memory_bytes) + self.lent().reserved_bytes
     }
 
-    /// Whether blocks have to go home to make room: the VM's own bound is passed, or what the host leaves it.
+    /// Whether blocks have to go home to make room: the VM's own bound is passed, or what the host leaves it. What was kept though nothing is
+    /// in it goes first. Who asks has no log's lock.
     pub fn is_over(&self, logs: &Logs) -> bool {
-        self.held_bytes(logs) > self.most_bytes()
+        let most = self.most_bytes();
+        self.held_bytes(logs) > most && (!give_back_spares(logs) || self.held_bytes(logs) > most)
     }
 
     fn most_bytes(&self) -> u64 {
@@ -52,13 +54,18 @@ impl Budget {
 
     /// How much may be copied for nothing but speed: half of what is left at most, so that what has to be copied finds room.
     pub fn copies_left(&self, logs: &Logs) -> u64 {
-        let most = self.most_bytes().saturating_sub(self.held_bytes(logs));
+        let spares = logs.sum(Cell::spare_bytes);
+        // Each log says what it takes and what of it is spare one after the other.
+        let most = self.most_bytes().saturating_sub(self.held_bytes(logs).saturating_sub(spares));
         let copied = logs.sum(Cell::used_bytes);
         (most / 2).min(COPIES_BYTES_MAX.saturating_sub(copied))
     }
 
     /// Takes so many bytes for somebody else; says whether they were there.
     pub fn reserve(&self, logs: &Logs, bytes: u64) -> bool {
+        if logs.sum(Cell::memory_bytes) + self.lent().reserved_bytes + bytes > self.bytes {
+            give_back_spares(logs);
+        }
         let held_bytes = logs.sum(Cell::memory_bytes);
         let mut lent = self.lent();
         // Not what the host leaves it at the moment: a log that finds no room here stays on storage for long.
@@ -70,7 +77,21 @@ impl Budget {
     }
 }
 
+/// Has the logs give back what they keep for later, but for those that somebody is busy with. Says whether there was any.
+fn give_back_spares(logs: &Logs) -> bool {
+    let mut is_any = false;
+    for cell in logs.all().iter().filter(|cell| cell.spare_bytes() > 0) {
+        is_any |= cell.try_lock().is_some_and(|mut jcb| jcb.pool.give_back_spares());
+    }
+    is_any
+}
+
 impl JournalArea {
+    /// A second has passed: what was copied to, and nothing was in for some time, goes back to the host bit by bit.
+    pub fn rest(&self) {
+        self.logs.all().iter().for_each(|cell| cell.lock().pool.rest());
+    }
+
     /// Takes so many bytes of the budget for somebody else who keeps a log in memory; says whether they were there.
     pub fn reserve(&self, bytes: u64) -> bool {
         self.budget.reserve(&self.logs, bytes)

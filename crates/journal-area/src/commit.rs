@@ -440,7 +440,7 @@ impl VmJcb {
         let mut revoke_positions = Vec::new();
         let (mut block, mut data) =
             (vec![0; self.shape.block_bytes as usize], vec![0; self.shape.block_bytes as usize]);
-        self.transactions.push_back(Transaction { sequence, first_position, owed: 0 });
+        self.transactions.push_back(Transaction { sequence, first_position });
         let (mut position, mut blocks) = (first_position, 0);
         while blocks < partial.blocks {
             found.clear();

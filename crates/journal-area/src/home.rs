@@ -434,17 +434,17 @@ impl VmJcb {
         let mut known = KnownHomes::default();
         let mut chosen = Vec::new();
         // Rule 3 of ARCHITECTURE.md: of what was superseded nothing is known here, so that no older version can be found.
-        for here in self.owed.iter_from(tail) {
+        // What the guest wrote over itself is newer, for the guest: only a replay would bring the version back.
+        let kept = &self.overwritten;
+        for here in self.owed.iter_from(tail, kept) {
             if chosen.len() >= count {
                 break;
             }
-            // What the guest wrote over itself is newer, for the guest: only a replay would bring the version back.
-            let wanted = !self.overwritten.contains(here)
-                && match self.location(here) {
-                    Location::Guest(_) => !copied_only,
-                    Location::Block(_) => true,
-                    _ => false,
-                };
+            let wanted = match self.location(here) {
+                Location::Guest(_) => !copied_only,
+                Location::Block(_) => true,
+                _ => false,
+            };
             let Some(block) = Some(here).filter(|_| wanted).and_then(|_| self.home_in_order(pages, here, &mut known))
             else {
                 continue;

@@ -5,6 +5,8 @@
 //! * A location that names a page or a slot is the only one to name it.
 //! * Every committed version that is the newest of its home block is in `by_block` and in `versions`; no other position is. What is not
 //!   needs no home: nobody asks for it but who shows the log, and the log's own tags say it.
+//! * What is owed (`owed`) are the newest versions that are held; how many of the newest are on storage is counted (`stored_versions`).
+//! * As long as the log is open, it has the layout in which it was opened: positions mean something in that alone.
 //! * The newest version of a block is never [`Location::Gone`]: only a newer commit, a revoke or a discard makes it so,
 //!   and those take it out of `by_block`.
 //! * The table's tail never moves past a transaction that still owes a block.
@@ -78,8 +80,6 @@ pub struct Counters {
 pub(crate) struct Transaction {
     pub sequence: u32,
     pub first_position: u32,
-    /// Newest versions of it that are not home yet.
-    pub owed: u32,
 }
 
 /// A transaction whose commit block has not been seen, as far as it has been read. Its tags and what it revokes are not kept: a transaction
@@ -272,12 +272,12 @@ impl VmJcb {
         }
         let is_newest = self.is_newest(position);
         if old.is_held() && !new.is_held() && is_newest {
-            self.is_owed_no_more(position);
+            self.owed.remove(position);
         }
         self.table.store_past(position, new, past);
         self.absorbed.remove(&position);
         if new.is_held() && !old.is_held() && is_newest {
-            self.is_owed(position);
+            self.owed.insert(position);
         }
         if is_newest {
             self.stored_versions += u64::from(new == Location::Storage);
@@ -394,25 +394,6 @@ impl VmJcb {
         self.transaction_index(position).map(|index| self.transactions[index].sequence)
     }
 
-    /// A newest version is held.
-    fn is_owed(&mut self, position: u32) {
-        self.owed.insert(position);
-        self.owed_changes(position, 1);
-    }
-
-    /// A version is not held any more, or not the newest.
-    fn is_owed_no_more(&mut self, position: u32) {
-        self.owed.remove(position);
-        self.owed_changes(position, -1);
-    }
-
-    fn owed_changes(&mut self, position: u32, by: i32) {
-        if let Some(index) = self.transaction_index(position) {
-            let owed = &mut self.transactions[index].owed;
-            *owed = owed.checked_add_signed(by).expect("a transaction never owes less than nothing");
-        }
-    }
-
     /// Makes `position` the newest committed version of `block`; the one it supersedes is let go. Its transaction must
     /// be on the list.
     pub(crate) fn commit_version(&mut self, pages: &Pages, position: u32, block: u64, escaped: bool) {
@@ -429,7 +410,7 @@ impl VmJcb {
         }
         let location = self.location(position);
         if location.is_held() {
-            self.is_owed(position);
+            self.owed.insert(position);
         }
         self.stored_versions += u64::from(location == Location::Storage);
         self.counters.blocks_committed += 1;
@@ -468,7 +449,7 @@ impl VmJcb {
         }
         let location = self.location(position);
         if location.is_held() {
-            self.is_owed_no_more(position);
+            self.owed.remove(position);
         }
         self.stored_versions -= u64::from(location == Location::Storage);
         self.say_past(position, None);
@@ -703,8 +684,7 @@ impl VmJcb {
         if self.is_torn {
             return 0;
         }
-        let kept = self.overwritten.iter().filter(|position| self.location(*position).is_held()).count();
-        self.owed_blocks() - kept as u64
+        self.owed_blocks() - self.owed.count_common(&self.overwritten) as u64
     }
 
     /// The counters, with those of this moment.
@@ -802,9 +782,8 @@ impl VmJcb {
         if !self.owed.iter().eq(self.versions.iter().filter(|position| self.location(*position).is_held())) {
             return Err("what is owed is not just the newest versions that are held".to_owned());
         }
-        let owed: u64 = self.transactions.iter().map(|transaction| u64::from(transaction.owed)).sum();
-        if owed != self.owed_blocks() {
-            return Err(format!("{} newest versions are held, transactions owe {owed}", self.owed_blocks()));
+        if let Some(position) = self.owed.iter().find(|position| self.live_index(*position).is_none()) {
+            return Err(format!("log block {position} is owed, and no transaction that counts has it"));
         }
         let is_stored = |position: &u32| self.location(*position) == Location::Storage;
         let stored = self.versions.iter().filter(is_stored).count() as u64;

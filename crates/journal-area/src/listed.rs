@@ -33,6 +33,8 @@ pub struct Listed {
     /// Of each piece of the log which of its blocks has which entry, by block, packed. Up to the last piece that had any.
     pieces: Vec<Vec<u32>>,
     len: usize,
+    /// For so many there is room in all pieces.
+    capacity: usize,
     /// A bit for each entry that is one.
     taken: Vec<u64>,
     /// All words of `taken` before this one are full.
@@ -47,7 +49,17 @@ impl Listed {
     /// None yet, at `offset` in the file, with room for `pages_max` pages, of which there are at most [`PAGES_MAX`].
     pub fn new(offset: u64, pages_max: u32) -> Self {
         let pages_max = pages_max.min(PAGES_MAX);
-        Listed { offset, pages_max, pieces: Vec::new(), len: 0, taken: Vec::new(), full: 0, pages: 0, pages_counted: 0 }
+        Listed {
+            offset,
+            pages_max,
+            pieces: Vec::new(),
+            len: 0,
+            capacity: 0,
+            taken: Vec::new(),
+            full: 0,
+            pages: 0,
+            pages_counted: 0,
+        }
     }
 
     /// Takes in what an earlier process left, without giving memory to what has none. What is wrong with it, as a sentence.
@@ -85,6 +97,7 @@ impl Listed {
                 return Ok(Err(format!("it lists two words of log block {position}")));
             }
         }
+        self.capacity = self.pieces.iter().map(Vec::capacity).sum();
         self.pages_counted = self.pages_used();
         Ok(Ok(()))
     }
@@ -170,12 +183,15 @@ impl Listed {
         let entry = self.first_free()?;
         file.store_u64(self.place(entry), said);
         let piece = self.piece(position);
-        if piece.len() == piece.capacity() {
+        let before = piece.capacity();
+        if piece.len() == before {
             piece.reserve_exact(ENTRIES_MORE);
         }
         let known = pack(position, entry);
         let index = piece.partition_point(|other| *other < known);
         piece.insert(index, known);
+        let after = piece.capacity();
+        self.capacity += after - before;
         self.len += 1;
         self.take(entry, true);
         Some(true)
@@ -185,10 +201,13 @@ impl Listed {
     pub fn remove(&mut self, file: &HostFile, position: u32) -> bool {
         let Ok(index) = self.index_of(position) else { return false };
         let piece = self.piece(position);
+        let before = piece.capacity();
         let entry = entry_of(piece.remove(index));
         if piece.capacity() > piece.len() + 2 * ENTRIES_MORE || piece.is_empty() {
             piece.shrink_to(piece.len().next_multiple_of(ENTRIES_MORE));
         }
+        let after = piece.capacity();
+        self.capacity -= before - after;
         self.len -= 1;
         file.store_u64(self.place(entry), 0);
         self.take(entry, false);
@@ -214,7 +233,7 @@ impl Listed {
             (self.pages, self.pages_counted) = (self.pages.min(used), used);
         }
         if self.len == 0 {
-            (self.pieces, self.taken, self.full) = (Vec::new(), Vec::new(), 0);
+            (self.pieces, self.capacity, self.taken, self.full) = (Vec::new(), 0, Vec::new(), 0);
         }
     }
 
@@ -236,14 +255,13 @@ impl Listed {
         for known in std::mem::take(&mut self.pieces).into_iter().flatten() {
             file.store_u64(self.place(entry_of(known)), 0);
         }
-        (self.len, self.taken, self.full) = (0, Vec::new(), 0);
+        (self.len, self.capacity, self.taken, self.full) = (0, 0, Vec::new(), 0);
         self.give_back_what_was_left(file);
     }
 
     /// Bytes of memory that it takes, in the file and beside it.
     pub fn memory_bytes(&self) -> u64 {
-        let known: usize = self.pieces.iter().map(Vec::capacity).sum();
-        let beside = known * size_of::<u32>()
+        let beside = self.capacity * size_of::<u32>()
             + self.pieces.capacity() * size_of::<Vec<u32>>()
             + self.taken.capacity() * size_of::<u64>();
         u64::from(self.pages_counted) * PAGE_BYTES + beside as u64
@@ -350,6 +368,7 @@ mod tests {
                 prop_assert!(listed.positions().eq(model.keys().copied()));
                 prop_assert!(model.iter().all(|(position, word)| listed.get(&file, *position) == *word));
                 prop_assert_eq!(listed.len, model.len());
+                prop_assert_eq!(listed.capacity, listed.pieces.iter().map(Vec::capacity).sum::<usize>());
                 let taken: u32 = listed.taken.iter().map(|word| word.count_ones()).sum();
                 prop_assert_eq!(taken as usize, model.len());
                 prop_assert!(listed.taken.iter().take(listed.full).all(|word| *word == u64::MAX));

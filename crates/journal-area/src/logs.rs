@@ -27,7 +27,9 @@ struct Published {
     memory_bytes: AtomicU64,
     /// The copied blocks, with the room that is kept for more.
     pool_bytes: AtomicU64,
-    /// Those that are in use.
+    /// Of these what nothing is in.
+    spare_bytes: AtomicU64,
+    /// Blocks that are in use.
     used_bytes: AtomicU64,
     /// The host may write home what is owed.
     is_writable: AtomicBool,
@@ -51,7 +53,7 @@ impl Cell {
     }
 
     /// The same, if nobody has it.
-    fn try_lock(&self) -> Option<Locked<'_>> {
+    pub fn try_lock(&self) -> Option<Locked<'_>> {
         match self.jcb.try_lock() {
             Ok(jcb) => Some(Locked { jcb, cell: self }),
             Err(TryLockError::WouldBlock) => None,
@@ -74,6 +76,10 @@ impl Cell {
 
     pub fn pool_bytes(&self) -> u64 {
         self.published.pool_bytes.load(Ordering::SeqCst)
+    }
+
+    pub fn spare_bytes(&self) -> u64 {
+        self.published.spare_bytes.load(Ordering::SeqCst)
     }
 
     pub fn used_bytes(&self) -> u64 {
@@ -128,6 +134,7 @@ impl Drop for Locked<'_> {
         let (jcb, published) = (&*self.jcb, &self.cell.published);
         say(&published.memory_bytes, jcb.area_bytes() + jcb.pool.memory_bytes());
         say(&published.pool_bytes, jcb.pool.memory_bytes());
+        say(&published.spare_bytes, jcb.pool.spare_bytes());
         say(&published.used_bytes, jcb.pool.used_bytes());
         // Only its guest can do anything about the others.
         let is_writable = !jcb.is_torn && jcb.contradiction.is_none() && !jcb.table.is_materialise();

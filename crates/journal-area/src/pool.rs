@@ -2,7 +2,11 @@
 //!
 //! Two kinds of slots. A *block* slot holds a whole file system block. A *small* slot holds a control block without its
 //! zeros: its first bytes and its last four (the tail checksum), which is all that a short descriptor, a revoke block of
-//! a few records or a commit block has. Slots come in chunks; a chunk that becomes empty goes back to the host.
+//! a few records or a commit block has. Slots come in chunks.
+//!
+//! A guest that overwrites fills its log with copies, checkpoints, and fills it again. A page that tmpfs gives anew takes a processor ten times
+//! as long as one that is used again. So chunks that become empty stay, for as many as were in use at a time not long ago, and go back to the
+//! host bit by bit ([`Pool::rest`]); at once where memory is short ([`Pool::give_back_spares`]).
 
 use guest_memory::{Error as MemoryError, HostFile, MemorySlice};
 use std::path::Path;
@@ -12,8 +16,13 @@ pub const SMALL_SLOT_BYTES: usize = 256;
 /// What a small slot keeps of the beginning of a block, in bytes; the rest of the slot is the block's end.
 const SMALL_HEAD_BYTES: usize = SMALL_SLOT_BYTES - SMALL_TAIL_BYTES;
 const SMALL_TAIL_BYTES: usize = 4;
-/// Empty chunks kept so that a changing load does not give memory back only to ask for it again.
+/// Empty chunks kept whatever was in use, so that a changing load does not give memory back only to ask for it again.
 const SPARE_CHUNKS: usize = 2;
+/// What is left to the tmpfs, for others, before chunks are kept that nothing is in.
+const ROOM_LEFT_BYTES: u64 = 64 << 20;
+/// With every [`Pool::rest`] the memory of what was in use goes down by a part of it: with one a second, what a burst leaves is gone in a
+/// minute.
+const FORGOTTEN_PART: usize = 16;
 /// One bit a slot.
 const SLOTS_PER_CHUNK: u32 = 64;
 
@@ -31,6 +40,8 @@ struct Slab {
     slots_used: u64,
     chunks_max: usize,
     chunks_reserved: usize,
+    /// As many chunks may be kept: those that were in use at a time, less what was forgotten of that.
+    chunks_kept: usize,
 }
 
 impl Slab {
@@ -45,6 +56,7 @@ impl Slab {
             slots_used: 0,
             chunks_max: slots_max.div_ceil(SLOTS_PER_CHUNK) as usize,
             chunks_reserved: 0,
+            chunks_kept: 0,
         }
     }
 
@@ -92,6 +104,7 @@ impl Slab {
             }
             if self.used[chunk] == 0 {
                 self.empty_reserved -= 1;
+                self.chunks_kept = self.chunks_kept.max(self.chunks_used());
             }
             let bit = self.used[chunk].trailing_ones();
             self.used[chunk] |= 1 << bit;
@@ -144,16 +157,70 @@ impl Slab {
         self.slots_used -= 1;
         if self.used[chunk] == 0 {
             self.empty_reserved += 1;
-            if self.empty_reserved > SPARE_CHUNKS {
-                let base = self.base + chunk as u64 * self.chunk_bytes();
-                if file.give_back(base, self.chunk_bytes()).is_ok() {
-                    self.reserved[chunk] = false;
-                    self.chunks_reserved -= 1;
-                    self.empty_reserved -= 1;
-                }
+            let is_kept =
+                self.empty_reserved <= SPARE_CHUNKS || self.chunks_reserved <= self.chunks_kept && has_room(file);
+            if !is_kept {
+                self.give_back(file, chunk);
             }
         }
     }
+
+    /// Chunks in which anything is.
+    fn chunks_used(&self) -> usize {
+        self.chunks_reserved - self.empty_reserved
+    }
+
+    /// Gives the memory of an empty chunk back. False where the host does not take it.
+    fn give_back(&mut self, file: &HostFile, chunk: usize) -> bool {
+        let base = self.base + chunk as u64 * self.chunk_bytes();
+        let is_given = file.give_back(base, self.chunk_bytes()).is_ok();
+        if is_given {
+            self.reserved[chunk] = false;
+            self.chunks_reserved -= 1;
+            self.empty_reserved -= 1;
+        }
+        is_given
+    }
+
+    /// Gives empty chunks back until there are `most` with memory, or none is empty but so many. Says how many went.
+    fn give_back_to(&mut self, file: &HostFile, most: usize, empty: usize) -> usize {
+        let mut count = self.chunks_reserved.saturating_sub(most).min(self.empty_reserved.saturating_sub(empty));
+        if count == 0 {
+            return 0;
+        }
+        let before = self.chunks_reserved;
+        // From the end, so that what is used again lies together.
+        for chunk in (0..self.used.len()).rev() {
+            if count > 0 && self.reserved[chunk] && self.used[chunk] == 0 {
+                count -= 1;
+                if !self.give_back(file, chunk) {
+                    break;
+                }
+            }
+        }
+        // Those that have memory are taken first.
+        let reserved = &self.reserved;
+        self.candidates.sort_by_key(|chunk| reserved[*chunk as usize]);
+        before - self.chunks_reserved
+    }
+
+    /// Some time has passed.
+    fn rest(&mut self, file: &HostFile) {
+        let kept = self.chunks_kept - self.chunks_kept.div_ceil(FORGOTTEN_PART);
+        self.chunks_kept = if has_room(file) { kept.max(self.chunks_used()) } else { self.chunks_used() };
+        self.give_back_to(file, self.chunks_kept, SPARE_CHUNKS);
+    }
+
+    /// Memory is short.
+    fn give_back_spares(&mut self, file: &HostFile) -> usize {
+        self.chunks_kept = self.chunks_used();
+        self.give_back_to(file, self.chunks_kept, 0)
+    }
+}
+
+/// Whether memory may be kept in which nothing is.
+fn has_room(file: &HostFile) -> bool {
+    file.room_bytes().is_some_and(|room| room >= ROOM_LEFT_BYTES)
 }
 
 /// Copied blocks of one log.
@@ -288,6 +355,23 @@ impl Pool {
         self.smalls.go_on();
     }
 
+    /// Some time has passed, a second for instance: what nothing was in for longer goes back to the host.
+    pub fn rest(&mut self) {
+        self.blocks.rest(&self.file);
+        self.smalls.rest(&self.file);
+    }
+
+    /// Memory is short: everything goes back that nothing is in. Says whether anything went.
+    pub fn give_back_spares(&mut self) -> bool {
+        self.blocks.give_back_spares(&self.file) + self.smalls.give_back_spares(&self.file) > 0
+    }
+
+    /// Bytes of memory in which nothing is, and which go back when memory is short.
+    pub fn spare_bytes(&self) -> u64 {
+        self.blocks.empty_reserved as u64 * self.blocks.chunk_bytes()
+            + self.smalls.empty_reserved as u64 * self.smalls.chunk_bytes()
+    }
+
     /// Bytes of host memory that the slots take.
     pub fn memory_bytes(&self) -> u64 {
         self.blocks.chunks_reserved as u64 * self.blocks.chunk_bytes()
@@ -327,7 +411,39 @@ mod tests {
             pool.give_block(slot);
         }
         assert_eq!(pool.used_bytes(), 0);
-        assert!(pool.memory_bytes() <= SPARE_CHUNKS as u64 * 64 * 1024, "empty chunks go back");
+        assert_eq!(pool.memory_bytes(), pool.spare_bytes());
+        assert!(pool.give_back_spares() && !pool.give_back_spares());
+        assert_eq!(pool.memory_bytes(), 0, "empty chunks go back");
+    }
+
+    /// What a load has filled once has memory when it comes again, until it has not come for a while.
+    #[test]
+    fn memory_that_was_in_use_not_long_ago_is_used_again() {
+        let directory = tempfile::tempdir_in("/dev/shm").expect("a directory in tmpfs");
+        let path = directory.path().join("pool");
+        let mut pool = Pool::create(&path, 1024, 4096).expect("a new pool");
+        let allocated = || std::os::unix::fs::MetadataExt::blocks(&std::fs::metadata(&path).expect("the file")) * 512;
+        const CHUNK_BYTES: u64 = 64 * 1024;
+        for _ in 0..3 {
+            let slots: Vec<u32> = (0..50 * 64).map(|_| pool.insert_block(&[1; 1024]).expect("room")).collect();
+            assert_eq!((pool.memory_bytes(), pool.spare_bytes(), allocated()), (50 * CHUNK_BYTES, 0, 50 * CHUNK_BYTES));
+            // Half of it, and then all.
+            slots[..25 * 64].iter().for_each(|slot| pool.give_block(*slot));
+            assert_eq!((pool.spare_bytes(), allocated()), (25 * CHUNK_BYTES, 50 * CHUNK_BYTES));
+            pool.rest();
+            assert!(allocated() >= 46 * CHUNK_BYTES, "{} bytes after one second", allocated());
+            slots[25 * 64..].iter().for_each(|slot| pool.give_block(*slot));
+        }
+        let slot = pool.insert_block(&[1; 1024]).expect("room");
+        (0..60).for_each(|_| pool.rest());
+        assert_eq!(allocated(), (1 + SPARE_CHUNKS as u64) * CHUNK_BYTES, "it is gone in a minute");
+        assert_eq!((pool.memory_bytes(), pool.used_bytes()), (allocated(), 1024));
+        // And what is left is used first.
+        let more: Vec<u32> = (0..3 * 64 - 1).map(|_| pool.insert_block(&[1; 1024]).expect("room")).collect();
+        assert_eq!(allocated(), 3 * CHUNK_BYTES);
+        more.into_iter().chain([slot]).for_each(|slot| pool.give_block(slot));
+        assert!(pool.give_back_spares());
+        assert_eq!((allocated(), pool.memory_bytes()), (0, 0));
     }
 
     #[test]
@@ -359,8 +475,9 @@ mod tests {
     fn free_slots_are_found_where_no_more_memory_is() {
         let (_directory, mut pool) = pool(256);
         let slots: Vec<u32> = (0..256).map(|_| pool.insert_block(&[1; 1024]).expect("room")).collect();
-        // All of the last chunks go back to the host, and one slot of the first.
+        // All of the last chunks go back to the host, but for two, and one slot of the first.
         slots[64..].iter().chain(&slots[..1]).for_each(|slot| pool.give_block(*slot));
+        (0..60).for_each(|_| pool.rest());
         guest_memory::simulated_room::fail_reservations(0..u64::MAX);
         let again: Vec<u32> = std::iter::from_fn(|| pool.insert_block(&[2; 1024])).collect();
         guest_memory::simulated_room::fail_reservations(0..0);

@@ -63,11 +63,11 @@ impl Positions {
 
     /// All of them, in their order.
     pub fn iter(&self) -> impl Iterator<Item = u32> {
-        self.iter_at_or_after(0)
+        self.iter_at_or_after(0, None)
     }
 
-    /// Those that are not before one, which are found at once.
-    fn iter_at_or_after(&self, first: u32) -> impl Iterator<Item = u32> {
+    /// Those that are not before one, which is found at once, and not in another set, which is left out by whole words.
+    fn iter_at_or_after<'a>(&'a self, first: u32, but: Option<&'a Positions>) -> impl Iterator<Item = u32> + 'a {
         let (first_index, first_word, bit) = place(first);
         let there = self.pieces.iter().enumerate().skip(first_index);
         let words = there.filter_map(|(index, piece)| Some((index * WORDS..).zip(piece.as_ref()?.iter().copied())));
@@ -75,15 +75,29 @@ impl Positions {
         let words = words.flatten().skip_while(move |(index, _)| *index < first_word);
         words.flat_map(move |(index, word)| {
             let word = if index == first_word { word & !(bit - 1) } else { word };
+            let word = word & !but.map_or(0, |but| but.word(index));
             let rest = |word: &u64| Some(word & (word - 1)).filter(|rest| *rest != 0);
             let ones = std::iter::successors(Some(word).filter(|word| *word != 0), rest);
             ones.map(move |word| index as u32 * 64 + word.trailing_zeros())
         })
     }
 
-    /// The same from one on, and those before it after them: in the order of a log that begins there.
-    pub fn iter_from(&self, first: u32) -> impl Iterator<Item = u32> {
-        self.iter_at_or_after(first).chain(self.iter().take_while(move |position| *position < first))
+    /// Those that are not in another set, from one on, and those before it after them: in the order of a log that begins there.
+    pub fn iter_from<'a>(&'a self, first: u32, but: &'a Positions) -> impl Iterator<Item = u32> + 'a {
+        let before = self.iter_at_or_after(0, Some(but));
+        self.iter_at_or_after(first, Some(but)).chain(before.take_while(move |position| *position < first))
+    }
+
+    /// How many are in another set, too.
+    pub fn count_common(&self, other: &Positions) -> usize {
+        let there = self.pieces.iter().enumerate().filter_map(|(index, piece)| Some((index, piece.as_ref()?)));
+        let words = there.flat_map(|(index, piece)| (index * WORDS..).zip(piece.iter()));
+        words.map(|(index, word)| (word & other.word(index)).count_ones() as usize).sum()
+    }
+
+    /// The word of 64 of them.
+    fn word(&self, index: usize) -> u64 {
+        self.pieces.get(index / WORDS).and_then(Option::as_ref).map_or(0, |piece| piece[index % WORDS])
     }
 
     /// How many there are.
@@ -137,8 +151,13 @@ mod tests {
             }
             prop_assert!(set.iter().eq(model.iter().copied()));
             prop_assert!((0..2070).all(|position| set.contains(position) == model.contains(&position)));
+            let mut but = Positions::new(2055);
+            model.iter().filter(|position| *position % 3 == 0).chain(&[5, 2000]).for_each(|position| but.insert(*position));
+            let others = model.iter().copied().filter(|position| !but.contains(*position));
+            let others: BTreeSet<u32> = others.collect();
+            prop_assert_eq!(set.count_common(&but), model.len() - others.len());
             for first in [0, 1, 63, 64, 1023, 1024, 1025, 2047, 2048, 2054, 5000] {
-                prop_assert!(set.iter_from(first).eq(model.range(first..).chain(model.range(..first)).copied()));
+                prop_assert!(set.iter_from(first, &but).eq(others.range(first..).chain(others.range(..first)).copied()));
             }
             let there: BTreeSet<u32> = model.iter().map(|position| position / PIECE as u32).collect();
             prop_assert_eq!(set.present, there.len());

@@ -14,6 +14,8 @@ use std::hash::BuildHasher;
 const PIECE_BYTES: usize = 64;
 /// Strays that are remembered: the newest in each slot.
 const SLOTS: usize = 4096;
+/// Strays for which memory is taken at a time. Most logs never have one, and few have many.
+const SLOTS_MORE: usize = 32;
 /// So many contents at the wrong place are no coincidence.
 const MISPLACED_MIN: u32 = 3;
 /// So many versions that are written home where they belong make up for one that was not: homes that are elsewhere are more than a
@@ -60,8 +62,8 @@ impl Mark {
 /// Strays of one log, and how many of them were missed where they belong.
 #[derive(Debug, Default)]
 pub struct Strays {
-    /// Mark and block; nothing is remembered where this is empty.
-    slots: Vec<(Mark, u32)>,
+    /// Mark and block of each slot that has one, by slot.
+    taken: Vec<(Mark, u32)>,
     misplaced: u32,
     placed: u32,
 }
@@ -72,22 +74,41 @@ impl Strays {
         if mark.is_blank() || owed.is_some_and(|owed| owed == mark || owed.is_like(mark)) {
             return;
         }
-        if self.slots.is_empty() {
-            self.slots = vec![(Mark::default(), 0); SLOTS];
+        let stray = (mark, block as u32);
+        match self.find(mark) {
+            Ok(index) => self.taken[index] = stray,
+            Err(index) => {
+                if self.taken.len() == self.taken.capacity() {
+                    self.taken.reserve_exact(SLOTS_MORE);
+                }
+                self.taken.insert(index, stray);
+            }
         }
-        self.slots[mark.slot()] = (mark, block as u32);
     }
 
-    /// Whether there is any.
+    /// Where the stray is that has a mark's slot, or would be.
+    fn find(&self, mark: Mark) -> Result<usize, usize> {
+        self.taken.binary_search_by_key(&mark.slot(), |(other, _)| other.slot())
+    }
+
+    /// Forgets the stray that has a mark's slot, if it is one of these. Says whether it was.
+    fn forget(&mut self, mark: Mark, is_it: impl Fn(&(Mark, u32)) -> bool) -> bool {
+        let Some(index) = self.find(mark).ok().filter(|index| is_it(&self.taken[*index])) else { return false };
+        self.taken.remove(index);
+        if self.taken.capacity() > self.taken.len() + 2 * SLOTS_MORE {
+            self.taken.shrink_to(self.taken.len() + SLOTS_MORE);
+        }
+        true
+    }
+
+    /// Whether there is none.
     pub fn is_empty(&self) -> bool {
-        self.slots.is_empty()
+        self.taken.is_empty()
     }
 
     /// A transaction says that this belongs to `block`: if it was written there before, it was no stray.
     pub fn committed(&mut self, block: u64, mark: Mark) {
-        if let Some(slot) = self.slots.get_mut(mark.slot()).filter(|slot| **slot == (mark, block as u32)) {
-            *slot = (Mark::default(), 0);
-        }
+        self.forget(mark, |stray| *stray == (mark, block as u32));
     }
 
     /// A committed version is written home where it belongs.
@@ -104,10 +125,7 @@ impl Strays {
         if mark.is_blank() {
             return;
         }
-        if let Some(slot) = self.slots.get_mut(mark.slot()).filter(|slot| slot.0 == mark) {
-            *slot = (Mark::default(), 0);
-            self.misplaced += 1;
-        }
+        self.misplaced += u32::from(self.forget(mark, |(stray, _)| *stray == mark));
     }
 
     /// How many were written elsewhere, if that proves that homes are not where they were thought to be.
@@ -117,7 +135,7 @@ impl Strays {
 
     /// Bytes of memory they take.
     pub fn memory_bytes(&self) -> u64 {
-        (self.slots.capacity() * size_of::<(Mark, u32)>()) as u64
+        (self.taken.capacity() * size_of::<(Mark, u32)>()) as u64
     }
 }
 
@@ -185,6 +203,32 @@ mod tests {
         assert_eq!(strays.proof(), Some(3));
         (0..PLACED_FOR_ONE).for_each(|_| strays.placed());
         assert_eq!(strays.proof(), None, "what goes where it belongs makes up for it");
+    }
+
+    /// The newest counts in each slot; memory is for what there is.
+    #[test]
+    fn strays_are_bounded_and_take_memory_as_there_are_any() {
+        let mut strays = Strays::default();
+        let of = |number: u32| Mark { first: number, middle: 0 };
+        assert_eq!(strays.memory_bytes(), 0);
+        strays.written(7, of(1), None);
+        assert_eq!(strays.memory_bytes(), 12 * SLOTS_MORE as u64);
+        for number in 1..3 * SLOTS as u32 {
+            strays.written(u64::from(number), of(number), None);
+        }
+        assert_eq!(strays.taken.len(), SLOTS);
+        assert_eq!(strays.memory_bytes(), 12 * SLOTS as u64);
+        // Those that were written first are forgotten.
+        strays.passed_unwritten(of(1));
+        assert_eq!(strays.misplaced, 0);
+        strays.committed(3, of(2 * SLOTS as u32 + 4));
+        assert_eq!(strays.taken.len(), SLOTS, "it belongs elsewhere");
+        for number in 2 * SLOTS as u32..3 * SLOTS as u32 {
+            strays.passed_unwritten(of(number));
+            strays.passed_unwritten(of(number));
+        }
+        assert_eq!((strays.misplaced, strays.is_empty()), (SLOTS as u32, true));
+        assert!(strays.memory_bytes() <= 3 * 12 * SLOTS_MORE as u64);
     }
 
     #[test]

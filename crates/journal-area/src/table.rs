@@ -33,7 +33,9 @@ const PIECE_BYTES: u64 = 4 * PIECE as u64;
 /// Log blocks that a word of the map speaks of, with two bits each.
 const MAPPED_PER_WORD: u32 = 16;
 /// A piece with so few words that the map cannot say, at most, needs no memory. Of twice as many it takes some again.
-const FEW_HELD: u16 = 64;
+const FEW_HELD: u16 = 128;
+/// For so many words of each piece, on average, the list has room.
+const LISTED_A_PIECE: u32 = 64;
 /// A piece with fewer words than this is one that the log is only coming to, or has nearly passed.
 const MOST_USED: u16 = PIECE as u16 / 2;
 /// With less room than this in tmpfs, a log takes what it can ever need of it at once, and keeps it until it is closed.
@@ -244,7 +246,7 @@ impl Table {
 
     /// Pages of the list: for as many words as may be listed of all pieces together.
     const fn list_pages(log_blocks: u32) -> u32 {
-        let pages = (log_blocks.div_ceil(PIECE as u32) * FEW_HELD as u32).div_ceil(ENTRIES_A_PAGE);
+        let pages = (log_blocks.div_ceil(PIECE as u32) * LISTED_A_PIECE).div_ceil(ENTRIES_A_PAGE);
         if pages == 0 { 1 } else { pages }
     }
 
@@ -1316,7 +1318,7 @@ mod tests {
         let changed = [1, 32, 64, 96, 128, 1600];
         assert!((0..5000).all(|position| changed.contains(&position) || now[position] == before[position]));
         // When there is much of it the piece has memory again.
-        for position in 1..200 {
+        for position in 1..=2 * u32::from(FEW_HELD) {
             assert!(table.make_room_for_one(position));
             table.store(position, Location::Block(position));
         }

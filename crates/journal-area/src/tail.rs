@@ -69,8 +69,11 @@ impl VmJcb {
         if !self.hold_superblock(pages, block) {
             return Err(Error::NoMemory { what: "superblock" });
         }
-        self.uuid = Some(superblock.uuid);
-        self.format = format;
+        // What is known of a log that proved to be none of a kernel's was read as it was, whatever is said of it now.
+        if self.contradiction.is_none() {
+            self.uuid = Some(superblock.uuid);
+            self.format = format;
+        }
         if was_open {
             self.tail_moved(pages, tail);
             Ok(SuperblockEffect::GoesOn)
@@ -133,6 +136,11 @@ impl VmJcb {
         let is_replayed = self.is_replayed(tail) || self.transactions.is_empty() && tail == self.cursor;
         // No kernel changes it. Another journal's numbers may be the same.
         if self.uuid.is_some_and(|known| known != *uuid) {
+            return true;
+        }
+        let layout = |format: Format| (format.block_size, format.first, format.last, format.length);
+        if format.map(layout) != self.format.map(layout) {
+            // Nor does a kernel make an open log longer or shorter.
             return true;
         }
         !is_replayed && (format != self.format || self.known(tail).is_none())
@@ -199,7 +207,8 @@ impl VmJcb {
         let end = self.cursor.position;
         let from = |position: u32| Some(position).filter(|position| *position != end);
         let next = |position: &u32| from(format.next(*position));
-        self.forget_versions(std::iter::successors(from(first.first_position), next));
+        let positions = std::iter::successors(from(first.first_position), next);
+        self.forget_versions(positions.take(format.log_blocks() as usize));
         self.transactions.truncate(index);
         self.set_torn(true);
         self.cursor = Tail { position: first.first_position, sequence: first.sequence };

@@ -60,10 +60,14 @@ impl Rig {
 
     /// The log of a file system of so many blocks.
     fn with_home_blocks(home_blocks: u64) -> Self {
+        Self::with_budget(home_blocks, u64::MAX)
+    }
+
+    fn with_budget(home_blocks: u64, budget_bytes: u64) -> Self {
         // Where files have just the memory that they were given.
         let directory = tempfile::tempdir_in("/dev/shm").expect("a directory in tmpfs");
         let memory = memory();
-        let area = JournalArea::new(&memory, u64::MAX);
+        let area = JournalArea::new(&memory, budget_bytes);
         // They are all zeros.
         area.set_hot_pages(HotPages::Never);
         let shape = LogShape { block_bytes: BLOCK as u32, log_blocks: LOG_BLOCKS, home_blocks };
@@ -249,6 +253,65 @@ fn copies_for_speed_alone_are_bounded() {
     rig.commit(1900);
     let counters = rig.area.counters(rig.log);
     assert_eq!(counters.pages_protected, full.pages_protected, "there is room for copies again");
+    rig.area.check().expect("the books are right");
+}
+
+/// What was copied and has gone home leaves memory for what is copied next; it goes back in time, and at once where the host wants it: nobody
+/// writes anything home for it.
+#[test]
+fn memory_of_copies_is_kept_and_goes_before_anything_has_to_go_home() {
+    const MIB: u64 = 1 << 20;
+    let mut rig = Rig::with_budget(HOME_BLOCKS, 100 * MIB);
+    rig.area.set_hot_pages(HotPages::Lone);
+    rig.page_stride = 2;
+    for page in (0..PAGES).step_by(2) {
+        rig.memory.simulated_guest_write(PageId(page), BLOCK - 8, &[1; 8]);
+    }
+    let woken = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    let count = Arc::clone(&woken);
+    rig.area.set_waker(Box::new(move || {
+        count.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+    }));
+    let pool_bytes = |rig: &Rig| {
+        let file = std::fs::metadata(rig.directory.path().join("log.pool")).expect("the pool");
+        let allocated = std::os::unix::fs::MetadataExt::blocks(&file) * 512;
+        assert_eq!(allocated, rig.area.memory().copied_bytes);
+        allocated
+    };
+    rig.commit(4000);
+    let full = pool_bytes(&rig);
+    assert!(full > 15 * MIB, "{full} bytes");
+    rig.commit(1000);
+    rig.checkpoint();
+    let kept = pool_bytes(&rig);
+    assert!(kept >= full, "{kept} bytes");
+    // As much may be copied as if it were not there.
+    let protected = rig.area.counters(rig.log).pages_protected;
+    rig.commit(4000);
+    assert_eq!(rig.area.counters(rig.log).pages_protected, protected);
+    assert_eq!(pool_bytes(&rig), kept);
+    rig.checkpoint();
+    rig.checkpoint();
+    rig.commit(100);
+    rig.area.rest();
+    assert!(pool_bytes(&rig) > kept / 2, "not at once");
+    // The host wants it.
+    rig.area.set_room(Some(4 * MIB));
+    assert!(pool_bytes(&rig) < 2 * MIB, "{} bytes", pool_bytes(&rig));
+    assert_eq!(woken.load(std::sync::atomic::Ordering::Relaxed), 0, "nothing has to go home");
+    rig.area.set_room(None);
+    rig.commit(4000);
+    rig.checkpoint();
+    rig.checkpoint();
+    assert!(pool_bytes(&rig) > 15 * MIB);
+    (0..60).for_each(|_| rig.area.rest());
+    assert!(pool_bytes(&rig) < 2 * MIB, "{} bytes", pool_bytes(&rig));
+    // And so does what the budget has no room for beside it.
+    rig.commit(4000);
+    rig.checkpoint();
+    assert!(rig.area.memory().held_bytes > 15 * MIB);
+    assert!(rig.area.reserve(96 * MIB));
+    assert!(pool_bytes(&rig) < 2 * MIB, "{} bytes", pool_bytes(&rig));
     rig.area.check().expect("the books are right");
 }
 

@@ -611,6 +611,11 @@ fn assemble(slices: &[MemorySlice], lead: u64, block_bytes: u64, replaced: &[(us
 }
 
 impl Route for DiskRoute {
+    fn waits_for_others(&self, start: Start) -> Option<String> {
+        // Who goes on recovers nothing.
+        if start == Start::Fresh { self.journals.awaited_home_writes(self.disk) } else { None }
+    }
+
     fn started(&mut self, start: Start, memory: &Arc<MemoryTable>) -> io::Result<()> {
         self.memory = Some(Arc::clone(memory));
         match start {

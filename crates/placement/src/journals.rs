@@ -383,9 +383,10 @@ impl Journals {
         Ok((what, passes))
     }
 
-    /// Counts on in the marks of logs whose disks were written to since the last time, and wakes keepers whose time has come. To
-    /// be called every now and then while a guest runs.
+    /// Counts on in the marks of logs whose disks were written to since the last time, wakes keepers whose time has come, and lets memory go
+    /// that was kept for copies. To be called every second or so while a guest runs.
     pub fn tick(&self) {
+        self.area.rest();
         for log in self.logs() {
             opening::count_on(&log, &self.area);
         }
@@ -1010,6 +1011,16 @@ impl Journals {
             }
         }
         Ok(())
+    }
+
+    /// What has to end before [`Journals::recover_disk`], which waits for it otherwise: home writes, perhaps of another disk.
+    pub(crate) fn awaited_home_writes(&self, disk: usize) -> Option<String> {
+        let is_its = |log: &Log| log.home_disk == disk || log.journal_disk == disk;
+        let awaited = self.logs().into_iter().find(|log| is_its(log) && log.keeper.awaits_home_writes(log))?;
+        Some(format!(
+            "home writes of disk {}, before which its journal cannot be recovered,",
+            awaited.home.options.name
+        ))
     }
 
     /// Finishes every open log of a VM whose process is gone, those on storage too: no kernel comes to replay them.

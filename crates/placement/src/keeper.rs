@@ -431,6 +431,11 @@ pub(crate) trait Keeper: std::fmt::Debug + Send + Sync {
     /// The same of one whose guest is gone, before it is finished: where its homes were is something else by now.
     fn doubt_at_the_end(&self, _log: &Log, _why: String) {}
 
+    /// Whether its recovery would wait for home writes that are under way.
+    fn awaits_home_writes(&self, _log: &Log) -> bool {
+        false
+    }
+
     /// Its device is started anew. Whether its guest has written past the journal what a replay would write over; what has to end before
     /// the log can be put into its own place has ended then.
     ///

@@ -4,7 +4,7 @@
 //! The front-end scribbles over its own memory at every chance: what was committed must come home all the same.
 
 use block_device::{Device, DeviceConfig, Image, ImageOptions, Observer, Peer};
-use block_route::Route;
+use block_route::{Plan, PlanAction, Request, RequestId, RequestKind, Route, Start};
 use guest_memory::{PAGE_BYTES, PageId, Protection, VmMemory};
 use jbd2::build::{LogBuilder, Transaction};
 use placement::{
@@ -308,6 +308,33 @@ fn committed_pages_survive_every_scribble() {
     assert_eq!(rig.stored_superblock().errno, 0, "the mark is gone");
     assert_consistent(&rig.image);
     assert_eq!(rig.report().disks[0].recovery.blocks_written, 60);
+}
+
+/// Whoever starts the device with the journal anew has to know: the device with the file system may be another one, and still work.
+#[test]
+fn a_start_anew_waits_for_home_writes_that_are_under_way() {
+    let mut rig = Rig::new(PlacementKind::Copy, false);
+    let block = rig.free_block;
+    rig.open();
+    rig.commit(&[(block, content(1))]);
+    let memory = guest_memory::HostFile::create(&rig.directory.path().join("memory"), 1 << 20).expect("a file");
+    memory.reserve(0, 1 << 20).expect("room");
+    // A second thread's route: what it plans is not carried out.
+    let mut route = DiskRoute::new(Arc::clone(&rig.journals), 0);
+    assert_eq!(route.waits_for_others(Start::Fresh), None);
+    let segments = [memory.slice(0, BLOCK as usize)];
+    let (offset, len) = (block * BLOCK, BLOCK);
+    let mut plan = Plan::default();
+    let request = Request { id: RequestId(1), kind: RequestKind::Write, offset, len, segments: &segments };
+    route.route(&request, &mut plan);
+    route.end_of_pass(&mut plan);
+    let ticket = plan.actions.iter().find_map(|action| match action {
+        PlanAction::Disk(operation) => operation.ticket,
+        _ => None,
+    });
+    assert!(route.waits_for_others(Start::Fresh).is_some());
+    route.disk_done(ticket.expect("a home write"), Ok(()), &mut plan);
+    assert_eq!(route.waits_for_others(Start::Fresh), None);
 }
 
 #[test]

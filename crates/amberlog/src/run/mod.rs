@@ -8,7 +8,7 @@ mod supervise;
 pub mod work;
 
 use crate::exit;
-use crate::vm::{DiskOption, JournalDiskOption, VmOptions};
+use crate::vm::{DiskOption, JournalDiskOption, Threads, VmOptions};
 use std::ffi::OsString;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -56,6 +56,9 @@ pub struct RunArgs {
     /// Bound on host memory for tables and copied blocks, in MiB.
     #[arg(long, value_name = "MIB", default_value_t = 256)]
     memory_budget: u64,
+    /// How many threads work for its disks: one for each with all its queues, or one for all of them.
+    #[arg(long, value_name = "each|one", value_enum, default_value_t = Threads::Each, hide_possible_values = true)]
+    threads: Threads,
     /// Seconds for a second of the modelled disks: 2 makes them half as fast as they were.
     #[arg(long, value_name = "FACTOR", default_value_t = 1.0, value_parser = ::disk_model::time_scale)]
     time_scale: f64,
@@ -100,6 +103,7 @@ impl RunArgs {
             journal_disks: self.journal_disks.clone(),
             shm: self.shm.clone().unwrap_or_else(placement::own_place),
             memory_budget_mib: self.memory_budget,
+            threads: self.threads,
             time_scale: self.time_scale,
             trust: self.trust.clone(),
             can_migrate: false,

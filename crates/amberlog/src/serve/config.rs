@@ -5,7 +5,7 @@
 use super::access::{Access, AccessEntry};
 use super::cpus::Cpus;
 use crate::metrics::endpoint::Address;
-use crate::vm::{DiskOption, JournalDiskOption, VmOptions};
+use crate::vm::{DiskOption, JournalDiskOption, Threads, VmOptions};
 use anyhow::{Context, bail, ensure};
 use command_line::remote_options::RemoteTrust;
 use serde::Deserialize;
@@ -88,6 +88,8 @@ struct VmEntry {
     journal_disks: Vec<String>,
     #[serde(default = "default_budget")]
     memory_budget_mib: u64,
+    #[serde(default)]
+    threads: Threads,
     remote: Option<RemoteTrust>,
     sockets: Option<AccessEntry>,
     #[serde(default, rename = "on-crash")]
@@ -359,6 +361,7 @@ impl VmEntry {
             journal_disks,
             shm: file.shm.clone(),
             memory_budget_mib: self.memory_budget_mib,
+            threads: self.threads,
             time_scale: 1.0,
             trust: self.remote.clone().unwrap_or_else(|| file.remote.clone()),
             can_migrate: file.migration.experimental,
@@ -487,6 +490,14 @@ mod tests {
         let bound = Config::parse(&GOOD.replace("= 64", "= 64\ncpus = \"2-3\"")).expect("good");
         assert!(bound.vms["web"].cpus.is_some() && bound.vms["web"] != config.vms["web"]);
         assert!(config.vms["web"].disk_changes(&bound.vms["web"]).is_err(), "it is no matter of disks");
+        let together = Config::parse(&GOOD.replace("= 64", "= 64\nthreads = \"one\"")).expect("good");
+        assert_eq!(
+            (config.vms["web"].options.threads, together.vms["web"].options.threads),
+            (Threads::Each, Threads::One)
+        );
+        assert!(config.vms["web"].disk_changes(&together.vms["web"]).is_err(), "it is no matter of disks");
+        let same = Config::parse(&GOOD.replace("= 64", "= 64\nthreads = \"each\"")).expect("good");
+        assert!(same.vms["web"] == config.vms["web"], "it is so anyway");
         let error = Config::parse(&GOOD.replace("= 64", "= 64\ncpus = \"x\"")).expect_err("no list").to_string();
         assert!(error.contains("vm web: cpus is a list of processors"), "{error}");
         let again = Config::parse(&GOOD.replace("[vm.sockets]", "[vm.sockets]\nmode = \"0600\"")).expect("good");
@@ -563,6 +574,7 @@ mod tests {
             ("/srv/web.img", "/srv/web.img,name=a/b", "cannot be a file's"),
             ("for=scratch", "for=nobody", "no disk with name=nobody"),
             ("memory_budget_mib", "memory_budget_gib", "unknown field"),
+            ("memory_budget_mib = 64", "threads = \"two\"", "unknown variant `two`"),
             ("insecure = true", "insecure = true\nca = \"/x\"", "insecure"),
             ("/run/test", &"/run".repeat(30), "too long a path"),
             ("group = \"root\"", "mode = \"0666\"", "has no business at a disk"),

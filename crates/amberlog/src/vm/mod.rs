@@ -26,7 +26,7 @@ use crate::serve::snapshot::Moments;
 use crate::worker::Line;
 use anyhow::Context;
 use block_device::Entrance;
-use block_device::{Device, DeviceConfig, DeviceHandle, Image, ImageKind, ImageOptions};
+use block_device::{Device, DeviceConfig, DeviceHandle, DeviceParts, Image, ImageKind, ImageOptions};
 use block_route::Route;
 use change::{Doors, Leftover};
 use command_line::remote_options::RemoteTrust;
@@ -63,6 +63,17 @@ use write_log::WriteLog;
 /// How long storage may take for what a dead worker has asked for, before that is said.
 const SILENCE: Duration = Duration::from_secs(5);
 
+/// How many threads work for a VM's disks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Threads {
+    /// One for each disk, with all its queues.
+    #[default]
+    Each,
+    /// One for all of them.
+    One,
+}
+
 /// What a VM is made from.
 #[derive(Clone, Debug)]
 pub struct VmOptions {
@@ -76,6 +87,8 @@ pub struct VmOptions {
     pub shm: PathBuf,
     /// Bound on host memory for tables and copied blocks, in MiB.
     pub memory_budget_mib: u64,
+    /// How many threads work for its disks.
+    pub threads: Threads,
     /// Seconds for a second of its modelled disks.
     pub time_scale: f64,
     /// How its journal servers are trusted.
@@ -124,6 +137,7 @@ pub struct Vm {
     trace: Option<Trace>,
     samples: Option<Samples>,
     has_sandbox: bool,
+    threads: Threads,
     marks: Option<Marks>,
     line: Arc<Line>,
     /// Whoever reads the other end sees when this process is gone, and nothing is under way any more on images that do not say so themselves.
@@ -536,6 +550,7 @@ impl Vm {
             trace,
             samples: None,
             has_sandbox: options.sandbox,
+            threads: options.threads,
             marks: None,
             memory,
             journals,
@@ -677,6 +692,7 @@ impl Vm {
             trace: None,
             samples: None,
             has_sandbox: options.sandbox,
+            threads: options.threads,
             marks: None,
             line: Arc::clone(line),
             under_way: Arc::new(under_way),
@@ -830,7 +846,7 @@ impl Vm {
         let throttles = throttles(&self.attached, Instant::now());
         let mut doors = self.doors.clone();
         // All at once: a guest may wait, and a thread that is started waits for a processor.
-        let mut starting = Vec::new();
+        let mut parts = Vec::new();
         for (index, (disk, image)) in self.attached.iter().zip(&self.images).enumerate() {
             let socket = sockets.join(format!("{}.sock", name(index, &disk.options.name)));
             let mut config = DeviceConfig::new(disk.options.name.clone(), &socket, Arc::clone(image));
@@ -853,9 +869,17 @@ impl Vm {
             config.entrance = Some(entrance);
             let route: Box<dyn Route> = Box::new(DiskRoute::new(Arc::clone(&self.journals), index));
             let observer = Arc::new(DiskObserver { vm: Arc::clone(&serving.observer), disk: index, door });
-            starting.push(Device::begin(config, route, Arc::clone(&self.memory), observer)?);
+            parts.push(DeviceParts { config, route, observer });
             let image = (disk.options.path.clone(), disk.options.read_only);
             serving.attachments.push(qemu::Attachment { socket, queues: disk.queues, image });
+        }
+        let groups: Vec<Vec<_>> = match self.threads {
+            Threads::Each => parts.into_iter().map(|parts| vec![parts]).collect(),
+            Threads::One => vec![parts],
+        };
+        let mut starting = Vec::new();
+        for group in groups {
+            starting.extend(Device::begin_together(group, Arc::clone(&self.memory))?);
         }
         for device in starting {
             serving.devices.push(device.finish()?);
@@ -1230,6 +1254,7 @@ mod tests {
             journal_disks: Vec::new(),
             shm: PathBuf::from("/dev/shm"),
             memory_budget_mib: 256,
+            threads: Threads::Each,
             time_scale: 1.0,
             trust: RemoteTrust::default(),
             can_migrate: false,

@@ -45,6 +45,7 @@ mod supervisor;
 mod support;
 mod suspend;
 mod systemd;
+mod together;
 mod tuned;
 mod wild;
 mod worker;

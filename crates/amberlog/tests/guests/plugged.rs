@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 /// What `disk add` prints for QMP is what is done.
 #[track_caller]
-fn add(daemon: &Daemon, guest: &mut Guest, disk: &str) -> Vec<Value> {
+pub(super) fn add(daemon: &Daemon, guest: &mut Guest, disk: &str) -> Vec<Value> {
     let output = daemon.ask(&["disk", "add", "db", disk]);
     assert!(output.status.success(), "{}\n{}", text(&output.stderr), daemon.log());
     let said = text(&output.stdout);
@@ -29,7 +29,7 @@ fn plug(guest: &mut Guest, commands: &[Value]) {
 }
 
 #[track_caller]
-fn unplug(guest: &mut Guest, name: &str) {
+pub(super) fn unplug(guest: &mut Guest, name: &str) {
     let id = format!("amberlog-{name}");
     let device = format!("{id}-device");
     guest.qmp().unwrap().execute("device_del", json!({"id": device})).unwrap();

@@ -50,15 +50,21 @@ fn script(external: &str) -> String {
 
 #[test]
 fn each_kind_of_reset_loses_nothing_and_leaves_nothing_to_replay() {
-    accelerators().into_iter().for_each(|accelerator| resets(accelerator, None));
+    accelerators().into_iter().for_each(|accelerator| resets(accelerator, None, &[]));
+}
+
+/// A device with a journal begins anew beside the one with its file system, and no other thread would end the home writes of that.
+#[test]
+fn nor_where_one_thread_serves_a_journal_and_its_file_system() {
+    resets(accelerators()[0], None, &["--threads", "one"]);
 }
 
 #[test]
 fn nor_where_journals_are_durable_by_age() {
-    resets(accelerators()[0], Some([",durable-within=1", ",placement=copy,durable-within=0"]));
+    resets(accelerators()[0], Some([",durable-within=1", ",placement=copy,durable-within=0"]), &[]);
 }
 
-fn resets(accelerator: Accelerator, aged: Option<[&str; 2]>) {
+fn resets(accelerator: Accelerator, aged: Option<[&str; 2]>, more: &[&str]) {
     let bench = Bench::new();
     let (image, second, journal) = (bench.path("image"), bench.path("second"), bench.path("journal"));
     let internal = ExtRecipe::ext4(64, 8).make(&image).unwrap();
@@ -79,6 +85,7 @@ fn resets(accelerator: Accelerator, aged: Option<[&str; 2]>) {
         }
         Some([one, other]) => ([disk_with(&image, one), disk_with(&second, other)].concat(), script("")),
     };
+    let words = more.iter().map(Into::into).chain(words);
     let mut spec = bench.spec("reset", script, words);
     spec.reboots = true;
     spec.accelerator = Some(accelerator);

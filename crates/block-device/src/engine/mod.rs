@@ -23,7 +23,7 @@ use logged::writes;
 use modelled::Modelled;
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use transfer::{Progress, Transfer};
@@ -83,7 +83,8 @@ pub(crate) struct Engine {
 }
 
 impl Engine {
-    /// An engine for `image`, used by the calling thread alone from now on.
+    /// An engine for `image`, used by the calling thread alone from now on. Where that sleeps for several engines at once, the kernel signals the
+    /// event descriptor `signal` whenever something completes.
     ///
     /// # Errors
     /// When the kernel refuses an io_uring.
@@ -92,8 +93,9 @@ impl Engine {
         counters: Arc<Counters>,
         model: Option<Arc<Client>>,
         under_way: Option<&OwnedFd>,
+        signal: Option<BorrowedFd<'_>>,
     ) -> Result<Self, Error> {
-        let ring = build_ring().map_err(|e| {
+        let ring = build_ring(signal.is_some()).map_err(|e| {
             Error::system(
                 "making an io_uring failed (is it disabled by the sysctl kernel.io_uring_disabled or a container?)",
                 e,
@@ -112,6 +114,11 @@ impl Engine {
         ring.submitter()
             .register_files(&[Some(image.file().as_raw_fd()), pipe].into_iter().flatten().collect::<Vec<_>>())
             .map_err(|e| Error::system("registering the image with io_uring", e))?;
+        if let Some(signal) = signal {
+            ring.submitter()
+                .register_eventfd(signal.as_raw_fd())
+                .map_err(|e| Error::system("registering an event descriptor with io_uring", e))?;
+        }
         let mut engine = Engine {
             ring,
             image,
@@ -575,17 +582,21 @@ fn missing_operations(ring: &IoUring) -> Vec<&'static str> {
     OPERATIONS.iter().filter(|(_, code)| !probe.is_supported(*code)).map(|(name, _)| *name).collect()
 }
 
-fn build_ring() -> io::Result<IoUring> {
+/// With `is_signalled` completions are handed out by themselves whenever the thread enters or leaves the kernel, and not only where this ring is
+/// waited for. Otherwise the signal of a completion that an event descriptor has brought about (a kick is one) comes with a delay, or not at all.
+fn build_ring(is_signalled: bool) -> io::Result<IoUring> {
     // From best (Linux 6.1) to what the oldest supported kernel has (5.19).
     let best = || {
         let mut builder = IoUring::builder();
         builder.setup_clamp().setup_cqsize(4 * RING_ENTRIES).dontfork();
         builder
     };
-    let deferred = best().setup_single_issuer().setup_defer_taskrun().setup_taskrun_flag().build(RING_ENTRIES);
-    match deferred {
-        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {}
-        other => return other,
+    if !is_signalled {
+        let deferred = best().setup_single_issuer().setup_defer_taskrun().setup_taskrun_flag().build(RING_ENTRIES);
+        match deferred {
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {}
+            other => return other,
+        }
     }
     match best().setup_coop_taskrun().setup_taskrun_flag().build(RING_ENTRIES) {
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => best().build(RING_ENTRIES),
@@ -606,7 +617,7 @@ mod tests {
         let file = tempfile::NamedTempFile::new().expect("a file");
         file.as_file().set_len(1 << 20).expect("a length");
         let image = Arc::new(Image::open(file.path(), ImageOptions::default()).expect("an image"));
-        let mut engine = Engine::new(image, Arc::new(Counters::default()), None, None).expect("an io_uring");
+        let mut engine = Engine::new(image, Arc::new(Counters::default()), None, None, None).expect("an io_uring");
         for index in 0..COUNT as u64 {
             let buffers = vec![Buffer::Bytes(Arc::from(vec![7; 4096]))];
             engine.submit(DiskOperation {
@@ -639,7 +650,7 @@ mod tests {
         let reader = std::fs::File::open(file.path()).expect("opened");
         // SAFETY: both descriptors are open. That of the image's locks cannot be written to from now on, which is what is tried.
         assert!(unsafe { libc::dup2(reader.as_raw_fd(), image.file().as_raw_fd()) } >= 0);
-        let mut engine = Engine::new(image, Arc::new(Counters::default()), None, None).expect("an io_uring");
+        let mut engine = Engine::new(image, Arc::new(Counters::default()), None, None, None).expect("an io_uring");
         let write =
             |operation, buffers, len| DiskOperation { request: None, ticket: None, operation, offset: 0, len, buffers };
         engine.submit(write(Operation::Write, vec![Buffer::Bytes(Arc::from(vec![7; 4096]))], 4096));

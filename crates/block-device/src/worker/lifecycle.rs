@@ -1,6 +1,6 @@
 //! What the VMM's messages do to the worker: rings configured, started, stopped; the route told.
 
-use super::{Worker, ring_token};
+use super::{ASKED_WITHIN, Worker, ring_token};
 use crate::config_space::{LOG_ALL, PROTOCOL_FEATURES, QUEUE_SIZE_MAX, bit};
 use crate::counters::add;
 use crate::gate::Begin;
@@ -345,6 +345,7 @@ impl<R: Route + ?Sized> Worker<R> {
 
     fn device_stopped(&mut self) {
         self.is_kept_waiting = false;
+        self.awaits_others = None;
         self.origin = None;
         if std::mem::take(&mut self.started) {
             self.route.stopped();
@@ -366,6 +367,21 @@ impl<R: Route + ?Sized> Worker<R> {
             let fresh = self.running.iter().all(|index| self.rings[usize::from(*index)].base == 0);
             if fresh { Start::Fresh } else { Start::Resumed }
         });
+        // Here, and not in the route's call: this thread may be the one that brings it to its end, and has other disks to serve.
+        if let Some(what) = self.route.waits_for_others(start) {
+            let now = Instant::now();
+            // Time in which nobody asks, nor takes anything, is none in which others could not end.
+            let waiting = self.awaits_others.filter(|(_, asked)| now.duration_since(*asked) < ASKED_WITHIN);
+            let since = waiting.map_or(now, |(since, _)| since);
+            self.awaits_others = Some((since, now));
+            if now.duration_since(since) < self.drain_timeout {
+                self.is_kept_waiting = true;
+                return false;
+            }
+            self.fails_every_request(&format!("{what} have not ended in {:.0} s", since.elapsed().as_secs_f64()));
+            return true;
+        }
+        self.awaits_others = None;
         let start = match self.ask_gate(start) {
             Begin::Yes(start) => start,
             Begin::Wait => {
@@ -373,9 +389,7 @@ impl<R: Route + ?Sized> Worker<R> {
                 return false;
             }
             Begin::No(sentence) => {
-                log::error!("disk {} fails every request: {sentence}", self.name);
-                self.observer.fault(&sentence);
-                (self.is_kept_waiting, self.refused, self.started) = (false, true, true);
+                self.fails_every_request(&sentence);
                 return true;
             }
         };
@@ -393,6 +407,13 @@ impl<R: Route + ?Sized> Worker<R> {
         };
         self.started = true;
         true
+    }
+
+    /// It has begun, and its route does not hear of it.
+    fn fails_every_request(&mut self, sentence: &str) {
+        log::error!("disk {} fails every request: {sentence}", self.name);
+        self.observer.fault(sentence);
+        (self.is_kept_waiting, self.refused, self.started) = (false, true, true);
     }
 
     fn ask_gate(&mut self, start: Start) -> Begin {

@@ -10,7 +10,7 @@ mod pass;
 mod patience;
 mod plan;
 
-pub(crate) use mailbox::{Mailbox, mailbox};
+pub(crate) use mailbox::{Mailbox, MailboxReceiver, mailbox};
 
 use crate::chain::Chain;
 use crate::config_space::{self, bit};
@@ -26,7 +26,6 @@ use crate::ring::Ring;
 use crate::tracker::Tracker;
 use block_route::{Plan, Route, Start};
 use guest_memory::{DirtyLog, MemoryTable};
-use mailbox::MailboxReceiver;
 use patience::Patient;
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
@@ -42,8 +41,10 @@ const TOKEN_ROUTE: u32 = u32::MAX - 1;
 const TOKEN_RING_BITS: u32 = 8;
 /// While somebody waits for rings to become idle, their deadlines are looked at this often.
 const STOP_CHECK: Duration = Duration::from_millis(50);
-/// A gate that has a guest wait is asked again this often: the guest stands still meanwhile.
+/// Who has a guest wait before it begins, a gate or what other disks have under way, is asked again this often: the guest stands still meanwhile.
 const GATE_CHECK: Duration = Duration::from_millis(2);
+/// Who is not asked for so long (its disk is held, or its throttle used up) begins to wait anew.
+const ASKED_WITHIN: Duration = Duration::from_secs(1);
 
 /// Completions handled before the guest is told: it then goes on while the next ones are handled here.
 const EVENTS_MAX: usize = 8;
@@ -111,8 +112,12 @@ pub(crate) struct Worker<R: Route + ?Sized> {
     write_cache: bool,
     /// Who knows whether the guest may use the disk, where it can be moved elsewhere; a VMM may ask then for what [`Worker::log`] is.
     gate: Option<Arc<dyn Gate>>,
-    /// The gate is asked again soon.
+    /// The gate, or the route, is asked again soon whether it may begin.
     is_kept_waiting: bool,
+    /// Since when its start waits for what other disks have under way, and when it was last asked whether it does.
+    awaits_others: Option<(Instant, Instant)>,
+    /// Requests were taken since somebody looked.
+    has_taken: bool,
     /// Where rings were stopped, while others are running.
     stopped_positions: Vec<(u16, u16)>,
     /// Where the VMM wants each page marked that is written here, and what its guest has not written itself.
@@ -175,6 +180,8 @@ impl<R: Route + ?Sized> Worker<R> {
             write_cache,
             gate,
             is_kept_waiting: false,
+            awaits_others: None,
+            has_taken: false,
             stopped_positions: Vec::new(),
             log: None,
             throttle,
@@ -186,25 +193,47 @@ impl<R: Route + ?Sized> Worker<R> {
 
     /// Works until told to quit. Returns the route, and how many operations storage has not answered: those are under way still.
     pub(crate) fn run(mut self) -> (Box<R>, usize) {
-        self.engine.watch(self.mailbox.descriptor(), TOKEN_MAILBOX);
-        if let Some(descriptor) = self.route.wake_descriptor() {
-            self.engine.watch(descriptor, TOKEN_ROUTE);
-        }
+        self.begin();
         while !self.ended() {
-            let mut busy = self.run_jobs();
-            busy |= self.take_events();
-            busy |= self.try_patient_again();
-            self.interrupt_guests();
-            self.answer_stop_waiters();
-            busy |= self.pass();
-            self.interrupt_guests();
-            if busy && self.more_to_do() {
-                self.engine.enter(false, None);
-            } else {
+            if !self.turn() {
                 // Hands over and sleeps in one call.
                 self.rest();
             }
         }
+        self.end()
+    }
+
+    /// Watches what it is told things by.
+    pub(crate) fn begin(&mut self) {
+        self.engine.watch(self.mailbox.descriptor(), TOKEN_MAILBOX);
+        if let Some(descriptor) = self.route.wake_descriptor() {
+            self.engine.watch(descriptor, TOKEN_ROUTE);
+        }
+    }
+
+    /// Does what there is to do. Returns whether there is more; otherwise not all of it has been handed to the kernel.
+    pub(crate) fn turn(&mut self) -> bool {
+        let mut busy = self.run_jobs();
+        busy |= self.take_events();
+        busy |= self.try_patient_again();
+        self.interrupt_guests();
+        self.answer_stop_waiters();
+        busy |= self.pass();
+        self.interrupt_guests();
+        let has_more = busy && self.more_to_do();
+        if has_more {
+            self.engine.enter(false, None);
+        }
+        has_more
+    }
+
+    /// Whether a turn since the last time has taken requests.
+    pub(crate) fn has_taken(&mut self) -> bool {
+        std::mem::take(&mut self.has_taken)
+    }
+
+    /// After the last turn: as [`Worker::run`].
+    pub(crate) fn end(mut self) -> (Box<R>, usize) {
         let unanswered = self.engine.pending();
         if unanswered > 0 {
             // The kernel may write to guest memory and to our buffers for as long as it likes: all of it stays.
@@ -220,7 +249,7 @@ impl<R: Route + ?Sized> Worker<R> {
         self.engine.forget_model();
     }
 
-    fn ended(&self) -> bool {
+    pub(crate) fn ended(&self) -> bool {
         self.quit_deadline.is_some_and(|deadline| self.engine.pending() == 0 || Instant::now() >= deadline)
     }
 
@@ -291,10 +320,24 @@ impl<R: Route + ?Sized> Worker<R> {
         let idle_since = Instant::now();
         // Only the guest's next request is polled for, which saves it the kick. Storage takes longer than a wake-up costs,
         // and what completes during a sleep is handled together.
-        let guest_alone = self.engine.pending() == 0 && !self.has_patient();
+        let guest_alone = self.waits_for_guest_alone();
         if guest_alone && self.debt(idle_since).is_none() && self.poll(idle_since) {
             return;
         }
+        let Some(timeout) = self.may_sleep(idle_since) else { return };
+        self.engine.enter(true, timeout);
+        if guest_alone {
+            self.polling.waited(idle_since.elapsed());
+        }
+    }
+
+    fn waits_for_guest_alone(&self) -> bool {
+        self.engine.pending() == 0 && !self.has_patient()
+    }
+
+    /// Asks for kicks, and says for how long it may be slept. Nothing: there is something to do.
+    #[expect(clippy::option_option, reason = "one is whether, the other for how long")]
+    pub(crate) fn may_sleep(&mut self, idle_since: Instant) -> Option<Option<Duration>> {
         // With too much under way, or a debt to be paid, no ring is looked at; otherwise each is looked at once more after asking for kicks.
         let debt = self.debt(idle_since);
         if debt.is_none() && !self.congested() {
@@ -309,24 +352,36 @@ impl<R: Route + ?Sized> Worker<R> {
                     Ok(found) => more |= found,
                     Err(error) => {
                         self.break_ring(index, &error);
-                        return;
+                        return None;
                     }
                 }
             }
             if more && self.may_take() {
-                return;
+                return None;
             }
         }
         if self.ended() {
-            return;
+            return None;
         }
         let waits = self.stopping > 0 || self.quit_deadline.is_some() || self.has_patient();
         let asks = self.is_kept_waiting.then_some(GATE_CHECK);
-        let timeout = [waits.then_some(STOP_CHECK), asks, debt].into_iter().flatten().min();
-        self.engine.enter(true, timeout);
-        if guest_alone {
-            self.polling.waited(idle_since.elapsed());
-        }
+        Some([waits.then_some(STOP_CHECK), asks, debt].into_iter().flatten().min())
+    }
+
+    /// How long it is to be polled for its guest's next request before its thread sleeps; nothing where that is not what it waits for.
+    pub(crate) fn polls_for(&self, idle_since: Instant) -> Option<Duration> {
+        let waits = self.waits_for_guest_alone() && self.debt(idle_since).is_none();
+        waits.then(|| self.polling.time().unwrap_or_default())
+    }
+
+    /// It was polled and slept for so long.
+    pub(crate) fn has_waited(&mut self, time: Duration) {
+        self.polling.waited(time);
+    }
+
+    /// Its engine, for a thread that has several workers and sleeps for all of them.
+    pub(crate) fn engine(&mut self) -> &mut Engine {
+        &mut self.engine
     }
 
     /// Looks for work without sleeping, as long as that has paid lately. Returns whether it found some.
@@ -345,7 +400,7 @@ impl<R: Route + ?Sized> Worker<R> {
     }
 
     /// Whether there is something to do already, seen without entering the kernel.
-    fn more_to_do(&mut self) -> bool {
+    pub(crate) fn more_to_do(&mut self) -> bool {
         if self.engine.has_completions() || !self.mailbox.is_empty() {
             return true;
         }

@@ -45,11 +45,15 @@ impl<R: Route + ?Sized> Worker<R> {
         if self.debt(self.pass_began).is_some() || !self.may_take() {
             return false;
         }
-        let mut position = 0;
+        let (mut position, mut behind_last) = (0, 0);
         while position < self.active.len() {
             let index = self.active[position];
+            let before = taken;
             match self.take_from(index, &mut taken) {
-                Ok(()) => position += 1,
+                Ok(()) => {
+                    position += 1;
+                    behind_last = if taken > before { position } else { behind_last };
+                }
                 // The ring leaves the list, so that the next one is now at this position.
                 Err(error) => self.break_ring(index, &error),
             }
@@ -57,6 +61,10 @@ impl<R: Route + ?Sized> Worker<R> {
         if taken == 0 {
             return false;
         }
+        // What stopped this pass (a throttle, its bounds) is not to stop it before the same rings each time.
+        let behind_last = behind_last.min(self.active.len());
+        self.active.rotate_left(behind_last);
+        self.has_taken = true;
         add(&self.counters.passes, 1);
         self.route.end_of_pass(&mut self.plan);
         self.carry_out();

@@ -33,6 +33,8 @@ struct Script {
     steps: Mutex<Vec<(Side, Step)>>,
     /// Whether the guest's flushes have to cover what was written.
     needs_flushes: std::sync::atomic::AtomicBool,
+    /// Home writes.
+    under_way: std::sync::atomic::AtomicUsize,
 }
 
 impl Script {
@@ -56,6 +58,10 @@ impl Script {
 impl Keeper for Script {
     fn watches_home(&self, _log: &Log) -> bool {
         true
+    }
+
+    fn awaits_home_writes(&self, _log: &Log) -> bool {
+        self.under_way.load(Ordering::Relaxed) > 0
     }
 
     fn superblock(
@@ -218,6 +224,17 @@ fn every_change_of_the_file_system_is_seen_and_may_have_to_wait() {
         rig.end(&went[0], Err(io::Error::other("a bad sector")));
         assert_eq!(rig.script.heard(), [Heard::Ended(7, false)]);
     }
+}
+
+#[test]
+fn a_start_anew_waits_for_home_writes_before_it_begins() {
+    let rig = Rig::new();
+    assert_eq!(rig.route.waits_for_others(Start::Fresh), None);
+    rig.script.under_way.store(1, Ordering::Relaxed);
+    assert!(rig.route.waits_for_others(Start::Fresh).is_some_and(|what| what.starts_with("home writes of disk disk")));
+    assert_eq!(rig.route.waits_for_others(Start::Resumed), None, "who goes on recovers nothing");
+    rig.script.under_way.store(0, Ordering::Relaxed);
+    assert_eq!(rig.route.waits_for_others(Start::Fresh), None);
 }
 
 #[test]

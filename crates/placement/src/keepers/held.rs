@@ -569,6 +569,10 @@ impl Keeper for Held {
         self.area.contradict(self.id, why);
     }
 
+    fn awaits_home_writes(&self, log: &Log) -> bool {
+        log.is_open() && self.area.has_home_writes_in_flight(self.id)
+    }
+
     fn is_written_past(&self, log: &Log) -> io::Result<bool> {
         // Beside what is durable by age storage has to be good by itself throughout.
         let is_aged = || matches!(stored::of(log).map(|stored| stored.says), Ok(Says::Aged(..)));
