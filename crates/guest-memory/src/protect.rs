@@ -546,6 +546,9 @@ pub mod simulated_delay {
     }
 }
 
+/// So often whoever waits for memory is thought of again, at least.
+const TRIED_EVERY: std::time::Duration = std::time::Duration::from_millis(200);
+
 /// Answers faults until the VM's memory is dropped.
 fn answer_faults(vm: &Weak<VmMemory>, userfault: &UserFault) {
     // A fault that an earlier daemon had read is not told again: wake everybody, so that they fault anew.
@@ -556,8 +559,9 @@ fn answer_faults(vm: &Weak<VmMemory>, userfault: &UserFault) {
         }
     }
     let mut addresses = Vec::with_capacity(64);
+    let mut tried = std::time::Instant::now();
     loop {
-        let timeout = rustix::event::Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
+        let timeout = rustix::event::Timespec { tv_sec: 0, tv_nsec: TRIED_EVERY.as_nanos() as i64 };
         let mut poll_list = [PollFd::new(userfault, PollFlags::IN)];
         let ready = poll(&mut poll_list, Some(&timeout));
         let revents = poll_list[0].revents();
@@ -568,13 +572,18 @@ fn answer_faults(vm: &Weak<VmMemory>, userfault: &UserFault) {
             log::error!("waiting for page faults failed: {error}");
             return;
         }
-        if !revents.contains(PollFlags::IN) {
-            if revents.intersects(PollFlags::ERR | PollFlags::HUP | PollFlags::NVAL) {
-                return;
-            }
+        let has_faults = revents.contains(PollFlags::IN);
+        if !has_faults && revents.intersects(PollFlags::ERR | PollFlags::HUP | PollFlags::NVAL) {
+            return;
+        }
+        // Also where others fault all the time.
+        if !has_faults || tried.elapsed() >= TRIED_EVERY {
             if let Some(handler) = vm.copy_on_write() {
                 handler.try_again();
             }
+            tried = std::time::Instant::now();
+        }
+        if !has_faults {
             continue;
         }
         addresses.clear();

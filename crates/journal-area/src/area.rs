@@ -22,7 +22,7 @@ use guest_memory::{HostFile, PageId, VmMemory};
 use std::collections::HashSet;
 use std::ops::Range;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 /// Names a log within its VM's area.
@@ -128,8 +128,10 @@ pub struct JournalArea {
     pub(crate) logs: Logs,
     pub(crate) budget: Budget,
     waker: OnceLock<Waker>,
-    /// Some log's books were proven wrong, and nobody has taken the log away yet.
-    has_contradiction: AtomicBool,
+    /// How often a log's books were found proven wrong, under its lock.
+    proofs: AtomicU64,
+    /// After so many of them there was no such log any more.
+    proofs_settled: AtomicU64,
 }
 
 impl std::fmt::Debug for JournalArea {
@@ -147,7 +149,8 @@ impl JournalArea {
             logs: Logs::default(),
             budget: Budget::new(budget_bytes),
             waker: OnceLock::new(),
-            has_contradiction: AtomicBool::new(false),
+            proofs: AtomicU64::new(0),
+            proofs_settled: AtomicU64::new(0),
         });
         memory.set_copy_on_write(Arc::new(AreaCopyOnWrite(Arc::downgrade(&area))));
         area
@@ -321,13 +324,13 @@ impl JournalArea {
     /// Under the log's lock: see [`JournalArea::look_for_contradictions`].
     pub(crate) fn look_for_contradiction(&self, jcb: &VmJcb) {
         if jcb.contradiction.is_some() {
-            self.has_contradiction.store(true, Ordering::Release);
+            self.proofs.fetch_add(1, Ordering::SeqCst);
         }
     }
 
     /// Whether some log's books may have been proven wrong; asked in every pass.
     pub fn has_contradiction(&self) -> bool {
-        self.has_contradiction.load(Ordering::Acquire)
+        self.proofs.load(Ordering::SeqCst) != self.proofs_settled.load(Ordering::SeqCst)
     }
 
     /// What proved the books of a log wrong, and it is still here: it has to be taken away ([`JournalArea::take_distrusted`]).
@@ -337,11 +340,10 @@ impl JournalArea {
 
     /// Whether some log's books are proven wrong still: others were taken away, or closed by their guests.
     pub fn look_for_contradictions(&self) {
-        // In this order: whoever proves something meanwhile says so under his log's lock, before it is looked at here or after it was said
-        // that there is none.
-        self.has_contradiction.store(false, Ordering::SeqCst);
-        if self.logs.find(|_, jcb| jcb.contradiction.as_ref().map(|_| ())).is_some() {
-            self.has_contradiction.store(true, Ordering::SeqCst);
+        // Never said before it is looked: others ask meanwhile. What is proven during the look counts on.
+        let proofs = self.proofs.load(Ordering::SeqCst);
+        if self.logs.find(|_, jcb| jcb.contradiction.as_ref().map(|_| ())).is_none() {
+            self.proofs_settled.fetch_max(proofs, Ordering::SeqCst);
         }
     }
 

@@ -94,7 +94,12 @@ impl JournalArea {
 
     /// Takes so many bytes of the budget for somebody else who keeps a log in memory; says whether they were there.
     pub fn reserve(&self, bytes: u64) -> bool {
-        self.budget.reserve(&self.logs, bytes)
+        let is_there = self.budget.reserve(&self.logs, bytes);
+        // A log that has grown meanwhile may have asked before this counted.
+        if is_there && self.budget.is_over(&self.logs) {
+            self.wake();
+        }
+        is_there
     }
 
     /// The same for what is in memory already, and was taken of another process's budget: as far as there is any. Gives how much.

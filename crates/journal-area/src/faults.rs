@@ -21,7 +21,7 @@ impl JournalArea {
     /// Copies a page out if it is retained, and lets it go. False where there is no memory for it: whoever waits is noted. Nobody may have a log's
     /// lock who calls.
     pub(crate) fn copy_out(&self, page: PageId) -> bool {
-        let mut was_needed = false;
+        let (mut was_needed, mut is_noted) = (false, false);
         for _ in 0..LOOKS_MAX {
             // Protected and not needed: with it go all the others (the paper's figure 3).
             if self.pages.let_go(page, !was_needed) {
@@ -35,7 +35,13 @@ impl JournalArea {
             match copied {
                 Some(true) => was_needed = true,
                 // The page's content is nowhere else: whoever wants to write to it waits.
-                Some(false) if self.pages.starve(page) => return false,
+                Some(false) if self.pages.starve(page) => {
+                    // Memory that has become free before that was noted is looked for once more. Whoever frees some from here on finds the note.
+                    if is_noted {
+                        return false;
+                    }
+                    is_noted = true;
+                }
                 Some(false) | None => {}
             }
         }

@@ -11,6 +11,7 @@ use std::ops::{Deref, DerefMut};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, RwLock, RwLockWriteGuard, TryLockError};
+use std::time::Duration;
 
 #[derive(Debug)]
 pub(crate) struct Files {
@@ -166,6 +167,10 @@ impl Listed {
     }
 }
 
+/// So often those that are busy are looked at again, after a pause each, before one of them is waited for.
+const BUSY_LOOKS: u32 = 50;
+const BUSY_PAUSE: Duration = Duration::from_micros(50);
+
 /// All of them.
 #[derive(Debug, Default)]
 pub(crate) struct Logs {
@@ -215,6 +220,22 @@ impl Logs {
                     }
                 }
                 None => in_use.push(cell),
+            }
+        }
+        // Most are busy for a moment. One may be for long (it reads from storage for a guest that mounts), and need not be the one.
+        for _ in 0..BUSY_LOOKS {
+            if in_use.len() < 2 {
+                break;
+            }
+            std::thread::sleep(BUSY_PAUSE);
+            for cell in std::mem::take(&mut in_use) {
+                let Some(jcb) = cell.try_lock() else {
+                    in_use.push(cell);
+                    continue;
+                };
+                if let Some(found) = look(cell, jcb) {
+                    return Some(found);
+                }
             }
         }
         in_use.into_iter().find_map(|cell| look(cell, cell.lock()))
