@@ -3,6 +3,7 @@
 use super::*;
 use crate::commit::{Content, LogWrite};
 use crate::jcb::{Holding, LogShape};
+use crate::logs::Cell;
 use crate::pages::HotPages;
 use guest_memory::{PAGE_BYTES, RegionDescriptor, VmMemory};
 use jbd2::Checksum;
@@ -130,4 +131,29 @@ fn nobody_protects_a_page_after_the_end_of_protection() {
     assert_eq!(rig.area.counters(rig.logs[1]).pages_protected, 1, "it had been retained");
     rig.area.hold(rig.logs[0], &[rig.page(2, 3)]);
     assert!(!rig.memory.is_retained(PageId(3)));
+}
+
+/// Memory that becomes free after a copy has failed, and before anybody can see that somebody waits for it.
+#[test]
+fn memory_that_is_free_before_a_waiter_is_noted_is_found() {
+    let rig = Rig::new();
+    let [log, _] = rig.logs;
+    rig.area.hold(log, &[rig.page(3, 1)]);
+    assert!(rig.memory.is_retained(PageId(1)));
+    // Until the pool has no slot left, which has some for superblocks.
+    for position in (1..LOG_BLOCKS).filter(|position| *position != 3) {
+        let memory = rig.area.memory();
+        if memory.copied_bytes > 0 && rig.area.logs.sum(Cell::used_bytes) == memory.copied_bytes {
+            break;
+        }
+        let content = Content::Bytes(vec![position as u8 | 1; PAGE_BYTES]);
+        rig.area.hold(log, &[LogWrite { position, content }]);
+    }
+    guest_memory::simulated_room::fail_reservations(0..1);
+    let is_free = rig.area.copy_out(PageId(1));
+    assert_eq!(guest_memory::simulated_room::reservations(), 2, "it had to be tried twice");
+    guest_memory::simulated_room::fail_reservations(0..0);
+    assert!(is_free, "who waits would wait until somebody else has something to end");
+    assert_eq!((rig.area.pages.starved(), rig.memory.is_retained(PageId(1))), (Vec::new(), false));
+    rig.area.check().expect("the books are right");
 }
