@@ -10,6 +10,7 @@ use anyhow::Context;
 use block_device::Entrance;
 use clap::Subcommand;
 use command_line::print_line;
+use rustix::event::{PollFd, PollFlags};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR2};
 use std::collections::BTreeMap;
@@ -258,16 +259,27 @@ impl Line {
     /// does not return: this process is at its end.
     pub fn settle(&self) {
         let settled = self.settled.lock().expect("no panic under this lock");
-        let is_done = self.say(&Said::Settle, &[settled.1.as_fd()]).is_ok() && {
-            loop {
-                match rustix::io::read(&settled.0, &mut [0; 1]) {
-                    Err(rustix::io::Errno::INTR) => {}
-                    other => break other.is_ok(),
-                }
-            }
-        };
+        let is_done = self.say(&Said::Settle, &[settled.1.as_fd()]).is_ok() && self.is_answered(&settled.0);
         if !is_done {
             std::process::exit(i32::from(crate::exit::FAILED));
+        }
+    }
+
+    /// Waits for the supervisor's answer. False where it is gone: what it was asked with is here as well, so nothing else would end the wait.
+    fn is_answered(&self, answer: &OwnedFd) -> bool {
+        loop {
+            let mut list = [PollFd::new(answer, PollFlags::IN), PollFd::new(&self.channel, PollFlags::empty())];
+            match rustix::event::poll(&mut list, None) {
+                Err(rustix::io::Errno::INTR) => continue,
+                Err(_) => return false,
+                Ok(_) => {}
+            }
+            if !list[0].revents().is_empty() {
+                return rustix::io::read(answer, &mut [0; 1]).is_ok();
+            }
+            if !list[1].revents().is_empty() {
+                return false;
+            }
         }
     }
 
@@ -407,5 +419,42 @@ pub fn how_it_ended(status: std::process::ExitStatus) -> String {
         (Some(signal), _) => format!("was ended by signal {signal}"),
         (None, Some(code)) => format!("ended with code {code}"),
         (None, None) => "ended".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A supervisor that is killed with a question of its worker's unread: the worker has the other end of the answer as well.
+    #[test]
+    fn nobody_waits_for_the_answer_of_a_supervisor_that_is_gone() {
+        let pair =
+            |kind| rustix::net::socketpair(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None).expect("a pair");
+        let ((ours, theirs), settled) = (pair(SocketType::SEQPACKET), pair(SocketType::STREAM));
+        let line = Line {
+            channel: Channel::from(ours),
+            began: Instant::now(),
+            kept: Mutex::default(),
+            shut: Mutex::default(),
+            is_told: Condvar::new(),
+            entrances: Mutex::default(),
+            settled: Mutex::new(settled),
+        };
+        let settled = line.settled.lock().expect("no panic");
+        line.say(&Said::Settle, &[settled.1.as_fd()]).expect("sent");
+        // What it says otherwise is no answer.
+        let supervisor = Channel::from(theirs);
+        supervisor.send(&Order::Shut { disk: 0, is_shut: true }, &[]).expect("sent");
+        let (answered, answers) = std::sync::mpsc::channel();
+        std::thread::scope(|scope| {
+            scope.spawn(|| answered.send(line.is_answered(&settled.0)).expect("somebody waits"));
+            assert!(answers.recv_timeout(Duration::from_millis(100)).is_err(), "it is not answered yet");
+            drop(supervisor);
+            assert_eq!(answers.recv_timeout(Duration::from_secs(20)), Ok(false));
+        });
+        // One that has answered before it went has answered.
+        rustix::io::write(&settled.1, &[1]).expect("written");
+        assert!(line.is_answered(&settled.0));
     }
 }
