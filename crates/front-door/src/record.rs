@@ -30,10 +30,21 @@ const ADD_MEM_REG: u32 = 37;
 const REM_MEM_REG: u32 = 38;
 
 /// Of the device as a whole, in the order in which it is told again; rings come after.
+/// What was asked for comes first: a worker that was not asked for its features takes none that are set, and answers nobody who wants to know
+/// that a message was understood.
 /// The log is there before the features say that it is wanted, and before a ring is started: whoever is told marks at once what a dead worker
 /// may have written and not marked.
-const OF_DEVICE: [u32; 7] =
-    [SET_OWNER, SET_PROTOCOL_FEATURES, SET_BACKEND_REQ_FD, SET_LOG_BASE, SET_FEATURES, SET_INFLIGHT_FD, SET_MEM_TABLE];
+const OF_DEVICE: [u32; 9] = [
+    GET_FEATURES,
+    GET_PROTOCOL_FEATURES,
+    SET_OWNER,
+    SET_PROTOCOL_FEATURES,
+    SET_BACKEND_REQ_FD,
+    SET_LOG_BASE,
+    SET_FEATURES,
+    SET_INFLIGHT_FD,
+    SET_MEM_TABLE,
+];
 /// VHOST_F_LOG_ALL, of the features.
 const LOG_ALL: u32 = 1 << 26;
 /// Of a ring, likewise: the kick descriptor starts it.
@@ -89,6 +100,8 @@ impl Record {
                 }
                 self.device.insert(code, Arc::clone(message));
             }
+            // The answer is the same each time.
+            GET_FEATURES | GET_PROTOCOL_FEATURES if self.device.contains_key(&code) => {}
             _ if OF_DEVICE.contains(&code) => {
                 self.device.insert(code, Arc::clone(message));
             }
@@ -170,7 +183,10 @@ impl Record {
         for code in OF_DEVICE {
             let Some(message) = self.device.get(&code) else { continue };
             match code {
-                // What may be set has to have been asked for.
+                // What may be set has to have been asked for, and is in any case.
+                GET_FEATURES if self.device.contains_key(&SET_PROTOCOL_FEATURES) => continue,
+                GET_FEATURES if self.device.contains_key(&SET_FEATURES) => continue,
+                GET_PROTOCOL_FEATURES if self.device.contains_key(&SET_PROTOCOL_FEATURES) => continue,
                 SET_PROTOCOL_FEATURES => {
                     all.push(question(GET_FEATURES, Vec::new()));
                     all.push(question(GET_PROTOCOL_FEATURES, Vec::new()));
@@ -223,6 +239,13 @@ mod tests {
     fn another_worker_hears_what_a_vmm_that_connects_again_would_say() {
         let mut record = Record::default();
         assert!(codes(&record).is_empty());
+        // It is asked what it has been asked, before anything is set.
+        for (asked, again) in
+            [(GET_FEATURES, vec![1]), (GET_PROTOCOL_FEATURES, vec![1, 15]), (GET_FEATURES, vec![1, 15])]
+        {
+            record.note(&Arc::new(Message::new(asked, Vec::new())), Some(&Message::new(asked, words(&[7, 7]))));
+            assert_eq!(codes(&record), again);
+        }
         say(&mut record, SET_OWNER, &[]);
         say(&mut record, SET_PROTOCOL_FEATURES, &[7, 0]);
         start(&mut record);

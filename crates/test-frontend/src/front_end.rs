@@ -12,7 +12,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-use vhost::vhost_user::message::{VhostUserConfigFlags, VhostUserInflight, VhostUserProtocolFeatures};
+use vhost::vhost_user::message::{
+    VhostUserConfigFlags, VhostUserHeaderFlag, VhostUserInflight, VhostUserProtocolFeatures,
+};
 use vhost::vhost_user::{Frontend, VhostUserFrontend};
 use vhost::{VhostBackend, VhostUserDirtyLogRegion, VringConfigData};
 use vm_memory::{FileOffset, MmapRegion, VolatileMemory};
@@ -44,6 +46,8 @@ pub struct FrontEndOptions {
     pub narrow_inflight: bool,
     /// Add memory region by region instead of as a table.
     pub memory_slots: bool,
+    /// Ask for an answer to each message, as soon as that may be asked for: QEMU does for most of them.
+    pub need_reply: bool,
 }
 
 impl Default for FrontEndOptions {
@@ -55,6 +59,7 @@ impl Default for FrontEndOptions {
             inflight: true,
             narrow_inflight: false,
             memory_slots: false,
+            need_reply: false,
         }
     }
 }
@@ -182,6 +187,9 @@ impl FrontEnd {
                 if self.options.inflight { wanted } else { wanted - VhostUserProtocolFeatures::INFLIGHT_SHMFD };
             let agreed = offered & wanted;
             self.messages.set_protocol_features(agreed)?;
+            if self.options.need_reply && agreed.contains(VhostUserProtocolFeatures::REPLY_ACK) {
+                self.messages.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
+            }
             if agreed.contains(VhostUserProtocolFeatures::BACKEND_REQ) {
                 let (ours, theirs) = UnixStream::pair()?;
                 ours.set_read_timeout(Some(ANSWER_TIMEOUT))?;
