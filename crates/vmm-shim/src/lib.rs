@@ -55,26 +55,26 @@ extern "C" fn hand_over() {
 }
 
 /// Hands over, and waits for the answer. The worker that hears it may die, and the next one knows nothing of it before that: it is told once more.
-/// Whether anybody was there.
+/// So it is where the worker has died before it could be said anything. Whether anybody was there.
 ///
 /// SAFETY: `path` is a NUL-terminated string; the descriptor is open.
 unsafe fn tell(path: *const libc::c_char, userfault: Option<i32>) -> bool {
     let begun = std::time::Instant::now();
-    let mut is_told = false;
+    let mut is_found = false;
     loop {
         // SAFETY: promises of the caller; the socket is our own.
         let is_answered = unsafe {
             let socket = libc::socket(libc::AF_UNIX, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0);
-            let is_heard = socket >= 0 && connect(socket, path) && send(socket, userfault);
-            is_told |= is_heard;
-            let is_answered = is_heard && take_lock(socket);
+            let is_there = socket >= 0 && connect(socket, path);
+            is_found |= is_there;
+            let is_answered = is_there && send(socket, userfault) && take_lock(socket);
             if socket >= 0 {
                 libc::close(socket);
             }
             is_answered
         };
-        if is_answered || !is_told || begun.elapsed() > PATIENCE {
-            return is_told;
+        if is_answered || !is_found || begun.elapsed() > PATIENCE {
+            return is_found;
         }
         std::thread::sleep(PAUSE);
     }
@@ -208,5 +208,39 @@ mod tests {
         assert!(tell());
         let hears = workers.join().expect("no panic");
         assert!(hears.accept().is_err(), "who was answered says no more");
+    }
+
+    /// The worker is killed in the moment between the connection and the first word, which cannot be sent then.
+    #[test]
+    fn who_cannot_say_it_says_it_once_more() {
+        const ROUNDS: usize = 300;
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("shim.sock");
+        let text = CString::new(path.as_os_str().as_bytes()).expect("a path");
+        let file = tempfile::tempfile().expect("a file");
+        let hears = UnixListener::bind(&path).expect("it listens");
+        hears.set_nonblocking(true).expect("set");
+        let workers = std::thread::spawn(move || {
+            // As fast as it can, so that its end comes before the word as often as after it.
+            let next = || {
+                loop {
+                    if let Ok((stream, _)) = hears.accept() {
+                        return stream;
+                    }
+                }
+            };
+            for _ in 0..ROUNDS {
+                drop(next());
+                let mut stream = next();
+                stream.set_nonblocking(false).expect("set");
+                stream.read_exact(&mut [0]).expect("it speaks");
+                stream.write_all(&[1]).expect("answered");
+            }
+        });
+        for round in 0..ROUNDS {
+            // SAFETY: a string and a descriptor of our own.
+            assert!(unsafe { super::tell(text.as_ptr(), Some(file.as_raw_fd())) }, "round {round}");
+        }
+        workers.join().expect("no panic");
     }
 }
