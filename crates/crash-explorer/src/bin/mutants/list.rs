@@ -3,7 +3,7 @@
 use std::path::Path;
 
 /// One fault.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Hash)]
 pub struct Mutant {
     /// Its name, in words.
     pub name: String,

@@ -1,8 +1,11 @@
 //! Seeded faults: each is put into a scratch copy of the tree, then the tests that should catch it are run there.
 //!
-//! `mutants [--only TEXT] [--check] [--list FILE]`: prints caught or missed for each fault of `mutants.list`, or for those
-//! with TEXT in their name. With `--check` it only says whether every fault still matches its source exactly once. Exit
-//! code 1 when one is missed, does not match any more, or does not compile.
+//! `mutants [--only TEXT] [--in TEXT] [--record FILE] [--check] [--list FILE]`: prints caught or missed for each fault of `mutants.list`, or for
+//! those with TEXT in their name (`--only`), or in the name of their source or test (`--in`). With `--check` it only says whether every fault
+//! still matches its source exactly once. Exit code 1 when one is missed, does not match any more, or does not compile.
+//!
+//! The whole list takes hours. With `--record` what was caught is noted in FILE, and a later call with the same FILE goes on with the rest. It
+//! begins anew where the sources of the workspace are others: a change anywhere may let a fault through.
 //!
 //! What can be shared is: one scratch tree and one target directory for all faults, without debug information, so that
 //! each costs the crates that it touches and the tests that can see it. First the tests pass without any fault: one that
@@ -11,9 +14,12 @@
 #![forbid(unsafe_code)]
 
 mod list;
+mod record;
 
 use guest_tools::options::Options;
 use list::Mutant;
+use record::Record;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Output, Stdio};
 use std::time::Instant;
@@ -41,6 +47,8 @@ fn main() -> ExitCode {
 fn run() -> Result<bool, String> {
     let mut options = Options::parse(std::env::args().skip(1))?;
     let only = options.text("only");
+    let within = options.text("in");
+    let record = options.text("record");
     let check_only = options.flag("check");
     let own = concat!(env!("CARGO_MANIFEST_DIR"), "/mutants.list");
     let list = options.text("list").unwrap_or_else(|| own.to_owned());
@@ -57,9 +65,19 @@ fn run() -> Result<bool, String> {
     }
     let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
     let scratch = target.join("mutants");
-    copy_tree(&root, &scratch)?;
-    let chosen: Vec<&Mutant> =
-        mutants.iter().filter(|mutant| only.as_ref().is_none_or(|only| mutant.name.contains(only))).collect();
+    let sources = copy_tree(&root, &scratch)?;
+    let mut record = record.map(|file| Record::open(Path::new(&file), sources)).transpose()?;
+    let is_wanted = |mutant: &&Mutant| {
+        let places = [&mutant.file].into_iter().chain(&mutant.tests);
+        only.as_ref().is_none_or(|only| mutant.name.contains(only))
+            && within.as_ref().is_none_or(|within| places.into_iter().any(|place| place.contains(within)))
+    };
+    let wanted: Vec<&Mutant> = mutants.iter().filter(is_wanted).collect();
+    let is_new = |mutant: &&Mutant| record.as_ref().is_none_or(|record| !record.has(mutant));
+    let chosen: Vec<&Mutant> = wanted.iter().copied().filter(is_new).collect();
+    if chosen.len() < wanted.len() {
+        println!("{} were caught before", wanted.len() - chosen.len());
+    }
     let mut tests: Vec<&String> = chosen.iter().flat_map(|mutant| &mutant.tests).collect();
     tests.sort_unstable();
     tests.dedup();
@@ -89,6 +107,9 @@ fn run() -> Result<bool, String> {
         match verdict {
             Verdict::Caught(by) => {
                 caught += 1;
+                if let Some(record) = &mut record {
+                    record.note(mutant)?;
+                }
                 println!("caught  {:<40} by {by} ({seconds} s)", mutant.name);
             }
             Verdict::Missed => {
@@ -110,13 +131,18 @@ fn write(path: &Path, text: &str) -> Result<(), String> {
 }
 
 /// A copy of what is tracked, as it is in the working tree. Files that did not change keep their time, so that only what
-/// a fault touches is compiled anew.
-fn copy_tree(root: &Path, scratch: &Path) -> Result<(), String> {
+/// a fault touches is compiled anew. Gives a number that is another one when the sources are others.
+fn copy_tree(root: &Path, scratch: &Path) -> Result<u64, String> {
+    let mut sources = DefaultHasher::new();
     let output = Command::new("git").args(["ls-files", "-z"]).current_dir(root).output();
     let output = output.map_err(|e| format!("running git ls-files: {e}"))?;
     for name in String::from_utf8_lossy(&output.stdout).split('\0').filter(|name| !name.is_empty()) {
         let (from, to) = (root.join(name), scratch.join(name));
         let Ok(content) = std::fs::read(&from) else { continue };
+        // The list itself is none.
+        if name.starts_with("crates/") && !name.ends_with(".list") || name.starts_with("Cargo.") {
+            (name, &content).hash(&mut sources);
+        }
         if std::fs::read(&to).is_ok_and(|known| known == content) {
             continue;
         }
@@ -124,7 +150,7 @@ fn copy_tree(root: &Path, scratch: &Path) -> Result<(), String> {
         std::fs::create_dir_all(parent).map_err(|e| format!("making {}: {e}", parent.display()))?;
         std::fs::copy(&from, &to).map_err(|e| format!("copying {name}: {e}"))?;
     }
-    Ok(())
+    Ok(sources.finish())
 }
 
 /// What is in `more` is for cargo: a test may have words for its own program behind `--`.

@@ -1,0 +1,77 @@
+//! What was caught in earlier calls, so that a list of hours can be run in parts.
+
+use crate::list::Mutant;
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io::Write;
+use std::path::Path;
+
+/// A file with a line for each fault that was caught: a number that stands for the fault and for the sources that it was put into, and its name.
+pub struct Record {
+    sources: u64,
+    caught: BTreeSet<String>,
+    file: File,
+}
+
+impl Record {
+    /// Goes on with a file, or begins it.
+    ///
+    /// # Errors
+    /// When it cannot be read or written.
+    pub fn open(path: &Path, sources: u64) -> Result<Self, String> {
+        let failed = |error: std::io::Error| format!("the record {}: {error}", path.display());
+        let text = match std::fs::read_to_string(path) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
+            read => read.map_err(failed)?,
+        };
+        let caught = text.lines().filter_map(|line| Some(line.split_once(' ')?.0.to_owned())).collect();
+        let file = File::options().create(true).append(true).open(path).map_err(failed)?;
+        Ok(Record { sources, caught, file })
+    }
+
+    fn key(&self, mutant: &Mutant) -> String {
+        let mut hasher = DefaultHasher::new();
+        (self.sources, mutant).hash(&mut hasher);
+        format!("{:016x}", hasher.finish())
+    }
+
+    /// Whether it was caught in these sources.
+    pub fn has(&self, mutant: &Mutant) -> bool {
+        self.caught.contains(&self.key(mutant))
+    }
+
+    /// It was.
+    ///
+    /// # Errors
+    /// When that cannot be written.
+    pub fn note(&mut self, mutant: &Mutant) -> Result<(), String> {
+        let key = self.key(mutant);
+        writeln!(self.file, "{key} {}", mutant.name).map_err(|error| format!("the record: {error}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_caught_is_known_as_long_as_fault_and_sources_are_the_same() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("record");
+        let [mut one, other] = ["one", "other"].map(|name| {
+            let mut mutant = Mutant::default();
+            name.clone_into(&mut mutant.name);
+            mutant
+        });
+        let mut record = Record::open(&path, 1).expect("begun");
+        record.note(&one).expect("written");
+        assert!(!record.has(&one), "this call has done it anyway");
+        for (sources, is_known) in [(1, true), (2, false)] {
+            let record = Record::open(&path, sources).expect("goes on");
+            assert_eq!((record.has(&one), record.has(&other)), (is_known, false));
+        }
+        one.tests.push("-p jbd2".to_owned());
+        assert!(!Record::open(&path, 1).expect("goes on").has(&one), "another test");
+    }
+}
