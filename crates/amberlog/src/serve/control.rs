@@ -245,10 +245,12 @@ pub fn hand_over_all(slots: &Slots, patience: Duration, with_paused: bool) -> an
     let deadline = Instant::now() + patience;
     // Those that were taken out and are over stay there until the next reload.
     let all = living(slots);
-    all.iter().try_for_each(|(_, slot)| slot.ask(&Asked::CheckLeft { with_paused }, Duration::ZERO).map(drop))?;
     all.iter().try_for_each(|(_, slot)| {
-        let left = deadline.saturating_duration_since(Instant::now());
-        slot.ask(&Asked::HandOver { patience_seconds: left.as_secs().max(1) }, left).map(drop)
+        slot.ask_until(deadline, |_| (Asked::CheckLeft { with_paused }, Duration::ZERO)).map(drop)
+    })?;
+    all.iter().try_for_each(|(_, slot)| {
+        let asked = |left: Duration| (Asked::HandOver { patience_seconds: left.as_secs().max(1) }, left);
+        slot.ask_until(deadline, asked).map(drop)
     })
 }
 

@@ -696,6 +696,33 @@ impl Supervised {
         }
     }
 
+    /// Asks the worker, and the next one where it dies meanwhile, until one that serves has answered or it is too late. `question` is told how much
+    /// time there is.
+    ///
+    /// # Errors
+    /// Those of [`Supervised::ask`].
+    pub fn ask_until(
+        &self,
+        deadline: Instant,
+        question: impl Fn(Duration) -> (Asked, Duration),
+    ) -> anyhow::Result<Value> {
+        loop {
+            let asked = self.lock().worker.as_ref().map(|worker| worker.pid);
+            let (question, patience) = question(deadline.saturating_duration_since(Instant::now()));
+            let error = match self.ask(&question, patience) {
+                Ok(answer) => return Ok(answer),
+                Err(error) => error,
+            };
+            let status = self.status();
+            let is_another = status["worker_pid"].as_u64() != asked.map(u64::from);
+            let is_between = is_another || matches!(status["state"].as_str(), Some("restarting" | "preparing"));
+            if !is_between || self.lock().is_held || Instant::now() >= deadline {
+                return Err(error);
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
     /// Looks whether the VM's directory is still there, and says so if it is not.
     pub fn look_at_directory(&self) {
         if let Some(directory) = self.place.seen_gone() {
