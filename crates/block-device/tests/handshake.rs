@@ -1,12 +1,14 @@
-//! A worker dies with each message of a VMM's start, before it has heard it, before it has answered it, or after that; the next one is another
-//! real device, behind the same door, which may die in its turn while it is told what was said. The VMM sees that an answer takes longer, and
+//! A worker dies with each message of a VMM's start, of a pause of its guest and of its resets, before it has heard it, before it has answered
+//! it, or after that; the next one is another real device, behind the same door, which may die in its turn while it is told what was said. The VMM sees that an answer takes longer, and
 //! nothing else.
 
 mod common;
 
-use block_device::{CacheMode, Device, Entrance, Image};
-use common::{Journal, MIB, NotingRoute, Place, Told, open, pattern};
+use block_device::{CacheMode, Device, DeviceConfig, Entrance, Image, ImageOptions};
+use block_route::{PlainRoute, Plan, Request, Route, Start, Ticket};
+use common::{Journal, MIB, Place, Told, open, pattern};
 use front_door::{Admission, Door};
+use guest_memory::{MemoryTable, VmMemory};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
 };
@@ -14,20 +16,22 @@ use std::io::{self, IoSlice, IoSliceMut, Read};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use supervision::Shelf;
-use test_frontend::{ANSWER_TIMEOUT, FrontEnd, FrontEndOptions, GuestRam, STATUS_OK, TestDisk};
+use test_frontend::{ANSWER_TIMEOUT, DriverQueue, FrontEnd, FrontEndOptions, GuestRam, STATUS_OK, TestDisk};
+use test_storage::TestStorage;
+use vhost::vhost_user::VhostUserFrontend;
 
 const HEADER_BYTES: usize = 12;
 const NEED_REPLY: u32 = 8;
-/// Messages that are answered by themselves, of those that a start has: GET_FEATURES, GET_PROTOCOL_FEATURES, GET_QUEUE_NUM, GET_CONFIG,
+/// Messages that are answered by themselves, of those that come: GET_FEATURES, GET_VRING_BASE, GET_PROTOCOL_FEATURES, GET_QUEUE_NUM, GET_CONFIG,
 /// GET_INFLIGHT_FD.
-const QUESTIONS: [u32; 5] = [1, 15, 17, 24, 31];
-/// More messages than a start has.
-const MESSAGES_MAX: usize = 200;
+const QUESTIONS: [u32; 6] = [1, 11, 15, 17, 24, 31];
+/// More messages than come.
+const MESSAGES_MAX: usize = 400;
 
 /// When a worker dies.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -145,46 +149,122 @@ fn pass_on_until(door: &UnixStream, device: &UnixStream, at: usize, moment: Mome
     None
 }
 
-fn device(place: &Place, image: &Arc<Image>) -> (Device<NotingRoute>, Arc<Entrance>, Journal) {
-    let entrance = Entrance::new().unwrap();
-    let (device, journal) = common::start(place, Arc::clone(image), |config, _| {
-        config.entrance = Some(Arc::clone(&entrance));
-    });
+/// What a worker's route does: it says when the driver is let in.
+struct Begins {
+    plain: PlainRoute,
+    door: Arc<Door>,
+    starts: Starts,
+}
+
+/// How the driver was let in, each time.
+type Starts = Arc<Mutex<Vec<Start>>>;
+
+impl Route for Begins {
+    fn started(&mut self, start: Start, memory: &Arc<MemoryTable>) -> io::Result<()> {
+        self.plain.started(start, memory)?;
+        self.door.began();
+        self.starts.lock().expect("no panic under this lock").push(start);
+        Ok(())
+    }
+
+    fn route(&mut self, request: &Request<'_>, plan: &mut Plan) {
+        self.plain.route(request, plan);
+    }
+
+    fn end_of_pass(&mut self, plan: &mut Plan) {
+        self.plain.end_of_pass(plan);
+    }
+
+    fn disk_done(&mut self, ticket: Ticket, result: io::Result<()>, plan: &mut Plan) {
+        self.plain.disk_done(ticket, result, plan);
+    }
+}
+
+fn device(
+    place: &Place,
+    image: &Arc<Image>,
+    door: &Arc<Door>,
+    starts: &Starts,
+) -> (Device<Begins>, Arc<Entrance>, Journal) {
+    let (entrance, journal) = (Entrance::new().unwrap(), Journal::default());
+    let mut config = DeviceConfig::new("test-disk", place.socket(), Arc::clone(image));
+    config.entrance = Some(Arc::clone(&entrance));
+    let route = Box::new(Begins { plain: PlainRoute, door: Arc::clone(door), starts: Arc::clone(starts) });
+    let device = Device::start(config, route, VmMemory::new(), Arc::new(journal.clone())).unwrap();
     (device, entrance, journal)
 }
 
-/// A VMM connects, starts its guest, and that writes and reads. Each with the sentence of what failed.
-fn starts(place: &Place, options: FrontEndOptions) -> Result<(), String> {
-    let as_text = |error: Box<dyn std::error::Error + Send + Sync>| error.to_string();
-    let ram = GuestRam::new(16 * MIB).unwrap();
-    let mut front_end = FrontEnd::connect(&place.socket(), ram, options).map_err(as_text)?;
-    if front_end.size_bytes().map_err(as_text)? != 16 * MIB {
-        return Err("the disk has another size".to_owned());
-    }
-    front_end.start().map_err(as_text)?;
-    let mut disk = TestDisk::new(front_end);
-    let bytes = pattern(4096, 4096, 1);
-    for at in [0, 1 << 20] {
-        let written = disk.write(at, &bytes).map_err(as_text)?;
-        let read = disk.read(at, 4096).map_err(as_text)?;
-        if written != STATUS_OK || read != (STATUS_OK, bytes.clone()) {
-            return Err(format!("what was written at {at} is not what is read"));
+type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
+
+/// A guest writes and reads.
+fn works(disk: &mut TestDisk, salt: u64) -> Outcome<()> {
+    for at in [0, MIB] {
+        let bytes = pattern(at, 4096, salt);
+        if disk.write(at, &bytes)? != STATUS_OK || disk.read(at, 4096)? != (STATUS_OK, bytes) {
+            return Err(format!("what was written at {at} is not what is read, {salt}").into());
         }
     }
     Ok(())
 }
 
-/// One start, with these deaths, one after the other. The code of the message of the first one, if the start has so many.
+/// A guest's driver begins anew, and works. Whoever used the disk before is gone, and the worker that lets it in is told so; one that follows has
+/// it go on.
+fn begins(mut front_end: FrontEnd, salt: u64, starts: &Starts) -> Outcome<TestDisk> {
+    let ram = front_end.ram.clone();
+    for queue in &mut front_end.queues {
+        *queue = DriverQueue::new(&ram, queue.options())?;
+    }
+    let known = starts.lock().expect("no panic under this lock").len();
+    front_end.start()?;
+    let mut disk = TestDisk::new(front_end);
+    works(&mut disk, salt)?;
+    let starts = starts.lock().expect("no panic under this lock")[known..].to_vec();
+    if starts.first() != Some(&Start::Fresh) || starts[1..].contains(&Start::Fresh) {
+        return Err(format!("start {salt} of the driver was taken for {starts:?}").into());
+    }
+    Ok(disk)
+}
+
+/// A VMM connects and starts its guest, which works; it is paused, goes on, and is reset in either way.
+fn lives(place: &Place, options: FrontEndOptions, starts: &Starts) -> Outcome<()> {
+    let mut front_end = FrontEnd::connect(&place.socket(), GuestRam::new(16 * MIB)?, options)?;
+    if front_end.size_bytes()? != 16 * MIB {
+        return Err("the disk has another size".into());
+    }
+    let mut disk = begins(front_end, 1, starts)?;
+    let bases = disk.front_end.stop()?;
+    disk.front_end.start_with_bases(&bases)?;
+    works(&mut disk, 2)?;
+    disk.front_end.stop()?;
+    let mut disk = begins(disk.front_end, 3, starts)?;
+    disk.front_end.messages.reset_device()?;
+    begins(disk.front_end, 4, starts)?;
+    Ok(())
+}
+
+/// One life, with these deaths, one after the other. The code of the message of the first one, if so many come.
 fn round(deaths: &[(usize, Moment)], options: &FrontEndOptions) -> Option<u32> {
     let place = Arc::new(Place::new(16 * MIB));
     let image = open(&place.image(), CacheMode::Auto);
+    round_on(&place, |_| Arc::clone(&image), deaths, options)
+}
+
+/// The same, where each worker may find its image as another one.
+fn round_on(
+    place: &Arc<Place>,
+    image: impl Fn(usize) -> Arc<Image>,
+    deaths: &[(usize, Moment)],
+    options: &FrontEndOptions,
+) -> Option<u32> {
+    let _ = std::fs::remove_file(place.socket());
     let listener = UnixListener::bind(place.socket()).unwrap();
-    let door = Door::open(listener, "test-disk", Shelf::default()).unwrap();
+    let door = Arc::new(Door::open(listener, "test-disk", Shelf::default()).unwrap());
+    let starts = Starts::default();
     let (died, has_died): (_, Receiver<Option<u32>>) = channel();
     let (threads, started) = channel();
     let mut devices = Vec::new();
     let mut let_in = |number: usize| {
-        let (device, entrance, journal) = device(&place, &image);
+        let (device, entrance, journal) = device(place, &image(number), &door, &starts);
         devices.push(device);
         let (died, threads) = (died.clone(), threads.clone());
         door.worker(Worker { entrance, dies: deaths.get(number).copied(), died, threads });
@@ -192,9 +272,9 @@ fn round(deaths: &[(usize, Moment)], options: &FrontEndOptions) -> Option<u32> {
     };
     let mut journal = let_in(0);
     let (tell, told) = channel();
-    let (of_vmm, place_of_vmm) = (options.clone(), Arc::clone(&place));
+    let (of_vmm, place_of_vmm, starts_of_vmm) = (options.clone(), Arc::clone(place), Arc::clone(&starts));
     let vmm = std::thread::spawn(move || {
-        let _ = tell.send(starts(&place_of_vmm, of_vmm));
+        let _ = tell.send(lives(&place_of_vmm, of_vmm, &starts_of_vmm).map_err(|error| error.to_string()));
     });
     let (mut first, mut dead, begun) = (None, 0, Instant::now());
     let outcome = loop {
@@ -232,20 +312,19 @@ fn round(deaths: &[(usize, Moment)], options: &FrontEndOptions) -> Option<u32> {
 fn each_message(options: &FrontEndOptions) {
     for moment in [Moment::BeforeItHears, Moment::BeforeItAnswers, Moment::AfterThat] {
         let codes: Vec<u32> = (0..MESSAGES_MAX).map_while(|at| round(&[(at, moment)], options)).collect();
-        assert!(codes.len() > 15 && codes.len() < MESSAGES_MAX, "{moment:?}: {codes:?}");
-        // From the first question to the last ring that is enabled.
-        assert!([1, 15, 16, 21, 2, 12, 18].iter().all(|code| codes.contains(code)), "{moment:?}: {codes:?}");
+        assert!(codes.len() > 50 && codes.len() < MESSAGES_MAX, "{moment:?}: {codes:?}");
+        // From the first question over the rings that are enabled to the last reset.
+        assert!([1, 15, 16, 21, 2, 12, 18, 11, 34].iter().all(|code| codes.contains(code)), "{moment:?}: {codes:?}");
         // The next one dies at some message of what it is told.
         for at in 0..codes.len() {
-            for then in [0, 1, at / 2, at] {
-                round(&[(at, moment), (then, Moment::BeforeItAnswers), (at.abs_diff(then), moment)], options);
-            }
+            let then = [0, at / 2, 1, at][at % 4];
+            round(&[(at, moment), (then, Moment::BeforeItAnswers), (at.abs_diff(then), moment)], options);
         }
     }
 }
 
 #[test]
-fn a_vmm_that_asks_for_answers_starts_though_its_worker_dies_at_any_message() {
+fn a_vmm_that_asks_for_answers_lives_though_its_worker_dies_at_any_message() {
     each_message(&FrontEndOptions { need_reply: true, ..FrontEndOptions::default() });
 }
 
@@ -257,4 +336,22 @@ fn and_one_that_does_not() {
 #[test]
 fn and_one_with_more_queues_and_regions() {
     each_message(&FrontEndOptions { queues: 2, memory_slots: true, need_reply: true, ..FrontEndOptions::default() });
+}
+
+/// Storage does not take discards any more when the next worker comes: what the guest was told of when it began stays so for it.
+#[test]
+fn a_guest_that_was_told_of_discards_goes_on_where_storage_takes_none() {
+    let place = Arc::new(Place::new(16 * MIB));
+    let storage = match TestStorage::new(&place.image()) {
+        Ok(storage) => storage,
+        Err(error) => return eprintln!("left out: {error}"),
+    };
+    let opened = |path: &std::path::Path| Arc::new(Image::open(path, ImageOptions::default()).unwrap());
+    let images = [opened(&place.image()), opened(&storage.image())];
+    assert_eq!([images[0].discard(), images[1].discard()], [true, false]);
+    let options = FrontEndOptions { need_reply: true, ..FrontEndOptions::default() };
+    let of = |number: usize| Arc::clone(&images[number.min(1)]);
+    for at in [15, 20, 30, 40] {
+        assert!(round_on(&place, of, &[(at, Moment::AfterThat)], &options).is_some());
+    }
 }

@@ -467,7 +467,8 @@ impl Guest {
             return Err(io::Error::new(io::ErrorKind::ConnectionRefused, refusal));
         }
         let (ours, theirs) = UnixStream::pair()?;
-        admit.admit(theirs.into(), self.pid)?;
+        // Whatever the kernel calls it, it says nothing of the VMM.
+        admit.admit(theirs.into(), self.pid).map_err(io::Error::other)?;
         match self.tell_again(&ours) {
             Ok(()) => {
                 self.worker = Some(ours);
@@ -550,6 +551,35 @@ mod tests {
         let (sender, receiver) = channel();
         let (given_up, is_given_up) = channel();
         (Given { connections: Mutex::new(sender), given_up, shut: channel().0 }, receiver, is_given_up)
+    }
+
+    /// Of a connection whose other end has just gone older kernels say that it was refused.
+    #[test]
+    fn a_worker_that_cannot_be_given_the_vmm_is_given_up_and_the_vmm_stays() {
+        struct Gone(Sender<()>);
+        impl Admission for Gone {
+            fn admit(&self, _connection: OwnedFd, _pid: i32) -> io::Result<()> {
+                Err(io::ErrorKind::ConnectionRefused.into())
+            }
+
+            fn give_up(&self) {
+                let _ = self.0.send(());
+            }
+
+            fn shut(&self, _is_shut: bool) {}
+        }
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("disk.sock");
+        let door = Door::open(UnixListener::bind(&path).expect("bound"), "d", Shelf::default()).expect("opened");
+        let (given_up, is_given_up) = channel();
+        door.worker(Gone(given_up));
+        let vmm = UnixStream::connect(&path).expect("connected");
+        say(&vmm, 3, &[]);
+        comes(&is_given_up);
+        door.worker_gone();
+        let (admit, workers) = admission();
+        door.worker(admit);
+        hear(&comes(&workers).0, 3);
     }
 
     #[test]

@@ -34,7 +34,7 @@ const REM_MEM_REG: u32 = 38;
 /// that a message was understood.
 /// The log is there before the features say that it is wanted, and before a ring is started: whoever is told marks at once what a dead worker
 /// may have written and not marked.
-const OF_DEVICE: [u32; 9] = [
+const OF_DEVICE: [u32; 10] = [
     GET_FEATURES,
     GET_PROTOCOL_FEATURES,
     SET_OWNER,
@@ -42,6 +42,7 @@ const OF_DEVICE: [u32; 9] = [
     SET_BACKEND_REQ_FD,
     SET_LOG_BASE,
     SET_FEATURES,
+    GET_INFLIGHT_FD,
     SET_INFLIGHT_FD,
     SET_MEM_TABLE,
 ];
@@ -100,6 +101,10 @@ impl Record {
                 }
                 self.device.insert(code, Arc::clone(message));
             }
+            GET_INFLIGHT_FD => {
+                self.is_fresh = true;
+                self.device.insert(code, Arc::clone(message));
+            }
             // The answer is the same each time.
             GET_FEATURES | GET_PROTOCOL_FEATURES if self.device.contains_key(&code) => {}
             _ if OF_DEVICE.contains(&code) => {
@@ -121,11 +126,10 @@ impl Record {
                     self.rings.insert((ring, SET_VRING_BASE), base);
                 }
             }
-            GET_INFLIGHT_FD => self.is_fresh = true,
             RESET_OWNER | RESET_DEVICE => {
-                self.device.remove(&SET_FEATURES);
-                self.device.remove(&SET_INFLIGHT_FD);
-                self.device.remove(&SET_LOG_BASE);
+                for gone in [SET_FEATURES, GET_INFLIGHT_FD, SET_INFLIGHT_FD, SET_LOG_BASE] {
+                    self.device.remove(&gone);
+                }
                 self.rings.clear();
                 self.is_fresh = true;
             }
@@ -192,7 +196,12 @@ impl Record {
                     all.push(question(GET_PROTOCOL_FEATURES, Vec::new()));
                 }
                 SET_FEATURES => all.push(question(GET_FEATURES, Vec::new())),
-                SET_INFLIGHT_FD if self.is_fresh => all.push(question(GET_INFLIGHT_FD, message.payload.clone())),
+                // Whoever asks for a region has a driver that starts anew, even if it dies before the region is set.
+                GET_INFLIGHT_FD if !self.is_fresh => continue,
+                // An earlier amberlog has not noted the question.
+                SET_INFLIGHT_FD if self.is_fresh && !self.device.contains_key(&GET_INFLIGHT_FD) => {
+                    all.push(question(GET_INFLIGHT_FD, message.payload.clone()));
+                }
                 _ => {}
             }
             all.push(Arc::clone(message));
@@ -248,6 +257,9 @@ mod tests {
         }
         say(&mut record, SET_OWNER, &[]);
         say(&mut record, SET_PROTOCOL_FEATURES, &[7, 0]);
+        let asked = Arc::new(Message::new(GET_INFLIGHT_FD, words(&[0; 6])));
+        record.note(&asked, Some(&Message::new(31, words(&[0; 6]))));
+        assert_eq!(codes(&record), [3, 1, 15, 16, 31], "it starts anew, and has not said where");
         start(&mut record);
         let rings = [&OF_RING[..], &OF_RING[..], &[SET_VRING_ENABLE, SET_VRING_ENABLE]].concat();
         let fresh = [vec![3, 1, 15, 16, 1, 2, 31, 32, 5], rings.clone()].concat();

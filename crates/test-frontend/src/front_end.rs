@@ -127,6 +127,8 @@ pub struct FrontEnd {
     used_at_loss: Option<Vec<u16>>,
     channel: Option<UnixStream>,
     log: Option<Arc<PageLog>>,
+    /// The device on this connection knows the regions of memory.
+    has_said_regions: bool,
 }
 
 fn connect(path: &Path, queues: u16) -> Result<Frontend> {
@@ -160,6 +162,7 @@ impl FrontEnd {
             used_at_loss: None,
             channel: None,
             log: None,
+            has_said_regions: false,
         };
         front_end.handshake()?;
         let queue =
@@ -171,6 +174,7 @@ impl FrontEnd {
     }
 
     fn handshake(&mut self) -> Result<()> {
+        self.has_said_regions = false;
         let offered = self.messages.get_features()?;
         self.features = offered & !self.options.features_refused & !LOG_ALL;
         if offered & PROTOCOL_FEATURES != 0 {
@@ -241,9 +245,11 @@ impl FrontEnd {
         self.messages.set_features(self.features | if self.log.is_some() { LOG_ALL } else { 0 })?;
         let regions = self.ram.regions()?;
         if self.options.memory_slots {
-            for region in &regions {
+            // Each is said once: QEMU remembers what a device knows.
+            for region in regions.iter().take(if self.has_said_regions { 0 } else { regions.len() }) {
                 self.messages.add_mem_region(region)?;
             }
+            self.has_said_regions = true;
         } else {
             self.messages.set_mem_table(&regions)?;
         }

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 use std::time::Instant;
 use vhost::vhost_user::message::VhostUserVringState;
-use virtio_bindings::bindings::virtio_blk::VIRTIO_BLK_F_FLUSH;
+use virtio_bindings::bindings::virtio_blk::{VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_FLUSH};
 use virtio_bindings::bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
 
 /// Why a message is refused, as a sentence.
@@ -28,9 +28,10 @@ impl<R: Route + ?Sized> Worker<R> {
 
     pub(crate) fn set_features(&mut self, features: u64) -> Result<(), Refusal> {
         // A guest that began under another process may have been told of a write cache that this one would not tell of:
-        // its flushes are done as they are.
+        // its flushes are done as they are. So is it with discards, which storage may not take any more: those have no effect then.
         let log = if self.gate.is_some() { LOG_ALL } else { 0 };
-        let offered = self.offered_features() | bit(VIRTIO_BLK_F_FLUSH) | log;
+        let known = if self.image.read_only() { 0 } else { bit(VIRTIO_BLK_F_DISCARD) };
+        let offered = self.offered_features() | bit(VIRTIO_BLK_F_FLUSH) | known | log;
         if features & !offered != 0 {
             return Err(format!("the features {features:#x} were not offered (those were {offered:#x})"));
         }
