@@ -31,6 +31,8 @@ const HANDS_OVER: u8 = 1;
 const PASSES_THROUGH: u8 = 2;
 /// The answer to the latter: nothing of the guest's memory is protected any more. Without it the device is not to be touched.
 const NOTHING_IS_PROTECTED: u8 = 2;
+/// Or that it cannot be done.
+const REFUSED: u8 = 3;
 
 /// What is to be done before process N passes a device through to the guest; whether it may.
 pub type BeforeDevice = Arc<dyn Fn(i32) -> bool + Send + Sync>;
@@ -38,8 +40,22 @@ pub type BeforeDevice = Arc<dyn Fn(i32) -> bool + Send + Sync>;
 /// Has what process N handed over kept for the next worker, or (nothing) not any more. When it returns, that was done.
 pub type KeepHandedOver = Arc<dyn Fn(i32, Option<BorrowedFd<'_>>) + Send + Sync>;
 
+/// What becomes of somebody who comes to hand over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Welcome {
+    /// It may be the VMM: what it hands over is kept, and it gets the lock.
+    Yes,
+    /// Not at this moment: it gets no answer, and tries again. What is here is the last VMM's, and is about to be given up: who had its lock, or
+    /// memory in its place, would keep it from being finished, and would be without memory itself.
+    Later,
+    /// It is none, for the VMM is there: a program that the VMM has started, say. It goes on at once, without anything.
+    No,
+}
+
 /// What is given to and expected of those that hand over.
 pub struct Terms {
+    /// Whether process N may, at this moment.
+    pub welcome: Arc<dyn Fn(i32) -> Welcome + Send + Sync>,
     /// Every process gets it in return, and keeps it open while it lives: a lock of that file is free only when all of them are gone.
     pub lock: Option<OwnedFd>,
     /// See there.
@@ -99,7 +115,7 @@ impl HandoverSocket {
     /// # Errors
     /// When no thread can be started.
     pub fn serve(listener: UnixListener, path: &Path, terms: Terms) -> Result<Self, Error> {
-        let Terms { lock, before_device, keep, received } = terms;
+        let Terms { welcome, lock, before_device, keep, received } = terms;
         let received = Arc::new(Mutex::new(received));
         let store = Arc::clone(&received);
         let is_over = Arc::new(AtomicBool::new(false));
@@ -119,8 +135,9 @@ impl HandoverSocket {
                 // One that says nothing must not cost the VMM its time.
                 let (store, lock, caller) = (Arc::clone(&store), lock.clone(), Arc::clone(&callers));
                 let (before_device, keep) = (Arc::clone(&before_device), Arc::clone(&keep));
+                let welcome = Arc::clone(&welcome);
                 let heard = log_context::spawn(std::thread::Builder::new().name("handover".to_owned()), move || {
-                    hear(&stream, &store, lock.as_deref(), &*before_device, &*keep);
+                    hear(&stream, &store, lock.as_deref(), &*welcome, &*before_device, &*keep);
                     drop(caller);
                 });
                 if let Err(error) = heard {
@@ -169,15 +186,25 @@ fn hear(
     stream: &UnixStream,
     store: &Mutex<HashMap<i32, OwnedFd>>,
     lock: Option<&OwnedFd>,
+    welcome: &dyn Fn(i32) -> Welcome,
     before_device: &dyn Fn(i32) -> bool,
     keep: &dyn Fn(i32, Option<BorrowedFd<'_>>),
 ) {
-    match receive(stream) {
+    let received = receive(stream);
+    if let Some((pid, said, _)) = &received
+        && *said != PASSES_THROUGH
+    {
+        match welcome(*pid) {
+            Welcome::Yes => {}
+            Welcome::Later => return,
+            Welcome::No => return send_answer(stream, None),
+        }
+    }
+    match received {
         Some((pid, PASSES_THROUGH, _)) => {
-            if before_device(pid) {
-                // Whoever does not hear it does not go on.
-                let _ = rustix::net::send(stream, &[NOTHING_IS_PROTECTED], SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
-            }
+            // Whoever does not hear the word does not go on; and whoever hears none asks once more.
+            let word = if before_device(pid) { NOTHING_IS_PROTECTED } else { REFUSED };
+            let _ = rustix::net::send(stream, &[word], SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
             return;
         }
         Some((pid, HANDS_OVER, Some(descriptor))) => {
@@ -257,12 +284,48 @@ mod tests {
         let store = Mutex::new(HashMap::from([(me, OwnedFd::from(tempfile::tempfile().expect("a file")))]));
         let (ours, mut theirs) = UnixStream::pair().expect("a pair");
         theirs.write_all(&[PASSES_THROUGH]).expect("sent");
-        hear(&ours, &store, None, &|_| true, &|_, _| ());
+        hear(&ours, &store, None, &|_| Welcome::Yes, &|_| true, &|_, _| ());
         assert_eq!(store.lock().expect("no panic").len(), 1, "a question is none");
         let (ours, mut theirs) = UnixStream::pair().expect("a pair");
         theirs.write_all(&[HANDS_OVER]).expect("sent");
-        hear(&ours, &store, None, &|_| true, &|_, _| ());
+        hear(&ours, &store, None, &|_| Welcome::Yes, &|_| true, &|_, _| ());
         assert!(store.lock().expect("no panic").is_empty());
+    }
+
+    /// Who comes while the last VMM's guest is recovered gets nothing of that, and no answer; who is no VMM goes on at once.
+    #[test]
+    fn what_is_here_is_given_to_nobody_who_comes_too_early() {
+        let descriptor = || OwnedFd::from(tempfile::tempfile().expect("a file"));
+        let me = std::process::id() as i32;
+        for (welcome, answer, is_taken) in
+            [(Welcome::Later, 0, false), (Welcome::No, 1, false), (Welcome::Yes, 1, true)]
+        {
+            let store = Mutex::new(HashMap::new());
+            let (ours, theirs) = UnixStream::pair().expect("a pair");
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+            let mut control = SendAncillaryBuffer::new(&mut space);
+            let handed_over = [descriptor()];
+            let descriptors = [handed_over[0].as_fd()];
+            assert!(control.push(SendAncillaryMessage::ScmRights(&descriptors)));
+            let byte = [IoSlice::new(&[HANDS_OVER])];
+            rustix::net::sendmsg(&theirs, &byte, &mut control, SendFlags::empty()).expect("sent");
+            let (asked, lock) = (Mutex::new(Vec::new()), descriptor());
+            let asks = |pid| {
+                asked.lock().expect("no panic").push(pid);
+                welcome
+            };
+            hear(&ours, &store, Some(&lock), &asks, &|_| true, &|_, _| ());
+            drop(ours);
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+            let mut control = RecvAncillaryBuffer::new(&mut space);
+            let mut byte = [0];
+            let mut vector = [IoSliceMut::new(&mut byte)];
+            let count = rustix::net::recvmsg(&theirs, &mut vector, &mut control, RecvFlags::CMSG_CLOEXEC);
+            assert_eq!(count.expect("heard").bytes, answer, "{welcome:?}");
+            assert_eq!(control.drain().count(), usize::from(is_taken), "{welcome:?}: the lock");
+            assert_eq!(store.lock().expect("no panic").contains_key(&me), is_taken, "{welcome:?}");
+            assert_eq!(*asked.lock().expect("no panic"), [me]);
+        }
     }
 
     /// The worker may be killed as soon as the process that has handed over goes on.
@@ -280,16 +343,16 @@ mod tests {
             kept.lock().expect("no panic").push((pid, descriptor.is_some()));
         };
         send_answer(&theirs, Some(&descriptor()));
-        hear(&ours, &store, None, &|_| true, &keep);
+        hear(&ours, &store, None, &|_| Welcome::Yes, &|_| true, &keep);
         assert_eq!(heard(), Some(1), "without a lock, too");
         // It becomes another program, which cannot make one.
         (&theirs).write_all(&[HANDS_OVER]).expect("sent");
-        hear(&ours, &store, Some(&descriptor()), &|_| true, &keep);
+        hear(&ours, &store, Some(&descriptor()), &|_| Welcome::Yes, &|_| true, &keep);
         assert_eq!(*kept.lock().expect("no panic"), [(me, true), (me, false)]);
         assert_eq!(heard(), Some(1));
         // Who says nothing hears nothing.
         drop(theirs.shutdown(std::net::Shutdown::Write));
-        hear(&ours, &store, None, &|_| true, &|_, _| panic!("there is nothing"));
+        hear(&ours, &store, None, &|_| Welcome::Yes, &|_| true, &|_, _| panic!("there is nothing"));
         drop(ours);
         // A program that another test has just started may hold the other end until it becomes itself.
         theirs.set_nonblocking(false).expect("set");
@@ -305,7 +368,7 @@ mod tests {
         let (ours, theirs) = UnixStream::pair().expect("a pair");
         send_answer(&theirs, Some(&descriptor()));
         let gone = Mutex::new(0);
-        hear(&ours, &store, None, &|_| true, &|_, descriptor| {
+        hear(&ours, &store, None, &|_| Welcome::Yes, &|_| true, &|_, descriptor| {
             *gone.lock().expect("no panic") += u32::from(descriptor.is_none());
         });
         assert_eq!(*gone.lock().expect("no panic") as usize, SENDERS_MAX);
@@ -319,6 +382,7 @@ mod tests {
         let path = directory.path().join("shim.sock");
         let lock = std::fs::File::create(directory.path().join("lock")).expect("made");
         let terms = Terms {
+            welcome: Arc::new(|_| Welcome::Yes),
             lock: Some(lock.into()),
             before_device: Arc::new(|_| true),
             keep: Arc::new(|_, _| ()),

@@ -28,7 +28,7 @@ mod userfault;
 
 pub use dirty_log::DirtyLog;
 pub use error::Error;
-pub use handover::{BeforeDevice, HandoverSocket, KeepHandedOver, SHIM_SOCKET_VARIABLE, Terms};
+pub use handover::{BeforeDevice, HandoverSocket, KeepHandedOver, SHIM_SOCKET_VARIABLE, Terms, Welcome};
 pub use host_file::HostFile;
 #[cfg(feature = "simulate")]
 pub use host_file::{simulated_kill, simulated_room};

@@ -50,24 +50,41 @@ impl Amberlog {
         is_allowed
     }
 
+    /// The worker that is asked may die of it, and the next one is asked then.
     fn ask(&self) -> Option<u8> {
-        // SAFETY: system calls on a descriptor of our own; the path is a string with its end, and the rest lives across the calls.
-        unsafe {
-            let socket = libc::socket(libc::AF_UNIX, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0);
-            if socket < 0 {
-                return None;
+        let begun = std::time::Instant::now();
+        loop {
+            // SAFETY: the path is a string with its end.
+            let (is_there, answer) = unsafe { ask_once(&self.socket) };
+            if answer.is_some() || !is_there || begun.elapsed() >= crate::PATIENCE {
+                return answer;
             }
-            let timeout = libc::timeval { tv_sec: PATIENCE_SECONDS, tv_usec: 0 };
-            let (at, len) = ((&raw const timeout).cast(), size_of::<libc::timeval>() as libc::socklen_t);
-            libc::setsockopt(socket, libc::SOL_SOCKET, libc::SO_RCVTIMEO, at, len);
-            let question = [PASSES_THROUGH];
-            let mut answer = [0u8];
-            let is_answered = crate::connect(socket, self.socket.as_ptr())
-                && libc::send(socket, question.as_ptr().cast(), 1, libc::MSG_NOSIGNAL) == 1
-                && received(socket, &mut answer);
-            libc::close(socket);
-            is_answered.then_some(answer[0])
+            std::thread::sleep(crate::PAUSE);
         }
+    }
+}
+
+/// Whether anybody is there, and what is answered.
+///
+/// SAFETY: no requirement; system calls.
+unsafe fn ask_once(path: &CStr) -> (bool, Option<u8>) {
+    // SAFETY: system calls on a descriptor of our own; the path is a string with its end, and the rest lives across the calls.
+    unsafe {
+        let socket = libc::socket(libc::AF_UNIX, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0);
+        if socket < 0 {
+            return (false, None);
+        }
+        let timeout = libc::timeval { tv_sec: PATIENCE_SECONDS, tv_usec: 0 };
+        let (at, len) = ((&raw const timeout).cast(), size_of::<libc::timeval>() as libc::socklen_t);
+        libc::setsockopt(socket, libc::SOL_SOCKET, libc::SO_RCVTIMEO, at, len);
+        let question = [PASSES_THROUGH];
+        let mut answer = [0u8];
+        let is_there = crate::connect(socket, path.as_ptr());
+        let is_answered = is_there
+            && libc::send(socket, question.as_ptr().cast(), 1, libc::MSG_NOSIGNAL) == 1
+            && received(socket, &mut answer);
+        libc::close(socket);
+        (is_there, is_answered.then_some(answer[0]))
     }
 }
 
@@ -165,6 +182,7 @@ mod tests {
         // Who hands over gets the lock in return, and that is no such word.
         let lock = std::fs::File::create(directory.path().join("lock")).expect("made");
         let terms = guest_memory::Terms {
+            welcome: Arc::new(|_| guest_memory::Welcome::Yes),
             lock: Some(lock.into()),
             before_device,
             keep: Arc::new(|_, _| ()),

@@ -24,8 +24,9 @@ use std::mem::{size_of, zeroed};
 /// `_IO(0xAA, 0x00)` on `/dev/userfaultfd` (Linux 6.1): `include/uapi/linux/userfaultfd.h`.
 const USERFAULTFD_IOC_NEW: libc::c_ulong = 0xAA00;
 
-/// How long it is tried to hand over to a worker that does not answer to the end, and the pause between.
+/// How long it is tried to hand over to a worker that does not answer to the end, or that is not there and may come, and the pause between.
 const PATIENCE: std::time::Duration = std::time::Duration::from_secs(5);
+const ABSENCE: std::time::Duration = std::time::Duration::from_secs(2);
 const PAUSE: std::time::Duration = std::time::Duration::from_millis(20);
 
 // SAFETY: the section holds pointers to functions of C signature that the loader calls once; `hand_over` is one.
@@ -55,7 +56,8 @@ extern "C" fn hand_over() {
 }
 
 /// Hands over, and waits for the answer. The worker that hears it may die, and the next one knows nothing of it before that: it is told once more.
-/// So it is where the worker has died before it could be said anything. Whether anybody was there.
+/// So it is where the worker has died before it could be said anything, or says that this is not the moment: the VM's last guest is being
+/// recovered. Between that and the next one there is no socket, but a place for it. Whether anybody was there.
 ///
 /// SAFETY: `path` is a NUL-terminated string; the descriptor is open.
 unsafe fn tell(path: *const libc::c_char, userfault: Option<i32>) -> bool {
@@ -73,11 +75,23 @@ unsafe fn tell(path: *const libc::c_char, userfault: Option<i32>) -> bool {
             }
             is_answered
         };
-        if is_answered || !is_found || begun.elapsed() > PATIENCE {
+        // SAFETY: a promise of the caller.
+        let patience = if is_found { PATIENCE } else { unsafe { patience_with_absence(path) } };
+        if is_answered || begun.elapsed() >= patience {
             return is_found;
         }
         std::thread::sleep(PAUSE);
     }
+}
+
+/// How long somebody is waited for at a socket who is not there: not at all where there is no directory for it.
+///
+/// SAFETY: `path` is a NUL-terminated string.
+unsafe fn patience_with_absence(path: *const libc::c_char) -> std::time::Duration {
+    use std::os::unix::ffi::OsStrExt;
+    // SAFETY: a promise of the caller.
+    let path = std::path::Path::new(std::ffi::OsStr::from_bytes(unsafe { std::ffi::CStr::from_ptr(path) }.to_bytes()));
+    if path.parent().is_some_and(std::path::Path::is_dir) { ABSENCE } else { std::time::Duration::ZERO }
 }
 
 /// SAFETY: no requirement; a system call.
@@ -192,7 +206,15 @@ mod tests {
         let tell = || unsafe { super::tell(text.as_ptr(), Some(file.as_raw_fd())) };
         let begun = std::time::Instant::now();
         assert!(!tell(), "nobody is there");
-        assert!(begun.elapsed() < PATIENCE, "and nobody is waited for");
+        assert!(
+            begun.elapsed() >= ABSENCE && begun.elapsed() < PATIENCE,
+            "somebody may come, and is not waited for long"
+        );
+        let nowhere = CString::new(path.join("shim.sock").as_os_str().as_bytes()).expect("a path");
+        let begun = std::time::Instant::now();
+        // SAFETY: a string of our own.
+        assert!(!unsafe { super::tell(nowhere.as_ptr(), None) });
+        assert!(begun.elapsed() < ABSENCE, "nobody comes there");
         let hears = UnixListener::bind(&path).expect("it listens");
         let workers = std::thread::spawn(move || {
             for answers in [false, false, true] {
@@ -208,6 +230,23 @@ mod tests {
         assert!(tell());
         let hears = workers.join().expect("no panic");
         assert!(hears.accept().is_err(), "who was answered says no more");
+    }
+
+    /// The socket of the last VMM has gone, and that for the next one comes.
+    #[test]
+    fn who_comes_between_two_guests_waits_for_the_next_socket() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("shim.sock");
+        let text = CString::new(path.as_os_str().as_bytes()).expect("a path");
+        let worker = std::thread::spawn(move || {
+            std::thread::sleep(ABSENCE / 4);
+            let (mut stream, _) = UnixListener::bind(&path).expect("it listens").accept().expect("somebody came");
+            stream.read_exact(&mut [0]).expect("it speaks");
+            stream.write_all(&[1]).expect("answered");
+        });
+        // SAFETY: a string of our own.
+        assert!(unsafe { super::tell(text.as_ptr(), None) });
+        worker.join().expect("no panic");
     }
 
     /// The worker is killed in the moment between the connection and the first word, which cannot be sent then.

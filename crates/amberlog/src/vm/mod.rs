@@ -809,7 +809,10 @@ impl Vm {
         let steps = resumed.as_mut().map(|resumed| std::mem::take(&mut resumed.steps));
         let mut peers: BTreeMap<i32, Watched> = left.into_iter().collect();
         let mut vmm_is_gone = false;
+        let reception = Arc::new(observer::Reception::default());
+        let asked = Arc::clone(&reception);
         let mut terms = Terms {
+            welcome: Arc::new(move |pid| asked.welcome(pid)),
             lock: lock.map(Into::into),
             before_device: self.before_device(),
             keep: self.keep_handed_over(),
@@ -824,6 +827,7 @@ impl Vm {
             None => HandoverSocket::bind(&at)?,
         };
         self.line.keep("handover", "", Some(handover.as_fd()))?;
+        *reception.peers() = peers;
         let observer = Arc::new(VmObserver {
             memory: Arc::clone(&self.memory),
             line: Arc::clone(&self.line),
@@ -831,7 +835,7 @@ impl Vm {
             journals: Arc::clone(&self.journals),
             may_come: self.migration.is_some(),
             strangers_at: strangers.then(|| sockets.to_owned()),
-            peers: Mutex::new(peers),
+            reception,
             ring_pages: Mutex::new(vec![Vec::new(); self.attached.len()]),
             rings: Mutex::new(vec![observer::Rings::default(); self.attached.len()]),
         });
@@ -898,6 +902,7 @@ impl Vm {
         // until that guest's end. Doors that are not there yet are made by the next worker.
         self.line.keep(crate::worker::SERVED, "", None)?;
         self.line.settle();
+        serving.observer.reception.open();
         if let Some(at_doors) = self.at_doors.lock().expect("no panic under this lock").take() {
             at_doors()?;
         }
@@ -1117,6 +1122,8 @@ impl Serving {
 
     /// Drops the connections, and lets what is in flight end. Where that does not, the VM knows it, and neither recovers nor is left.
     pub fn stop(self) {
+        // Who comes to hand over tries again, and is the next VMM then.
+        self.observer.reception.close();
         for attachment in &self.attachments {
             // Nobody finds the door any more.
             let _ = std::fs::remove_file(&attachment.socket);

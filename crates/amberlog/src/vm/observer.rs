@@ -7,7 +7,7 @@ use super::watched::Watched;
 use super::{cloud_hypervisor, qemu};
 use crate::worker::Line;
 use block_device::{Observer, Peer};
-use guest_memory::{HandoverSocket, PageId, VmMemory};
+use guest_memory::{HandoverSocket, PageId, VmMemory, Welcome};
 use placement::Journals;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ffi::OsString;
@@ -15,7 +15,8 @@ use std::io::Read;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 use supervision::{Kept, Said};
 
@@ -40,18 +41,73 @@ pub fn all_handed_over(kept: &mut Kept) -> HashMap<i32, OwnedFd> {
         .collect()
 }
 
+/// How long somebody is expected who has handed over: a VMM connects a moment later.
+const EXPECTED_WITHIN: Duration = Duration::from_secs(10);
+
+/// Who may hand over: nobody before the VM is served in a way in which the next worker serves it, nor once its VMM has ended. Whoever came then would
+/// have the lock and the place for its memory of a directory that is given up.
+#[derive(Default)]
+pub struct Reception {
+    is_open: AtomicBool,
+    /// Who has handed over last, and when.
+    last: Mutex<Option<(i32, Instant)>>,
+    /// The VMMs that have connected.
+    peers: Mutex<BTreeMap<i32, Watched>>,
+}
+
+impl Reception {
+    /// From now on.
+    pub fn open(&self) {
+        self.is_open.store(true, Ordering::SeqCst);
+    }
+
+    /// Who comes from now on tries again.
+    pub fn close(&self) {
+        self.is_open.store(false, Ordering::SeqCst);
+    }
+
+    pub fn peers(&self) -> MutexGuard<'_, BTreeMap<i32, Watched>> {
+        self.peers.lock().expect("no panic under this lock")
+    }
+
+    /// What becomes of process `pid`.
+    pub fn welcome(&self, pid: i32) -> Welcome {
+        if !self.is_open.load(Ordering::SeqCst) {
+            return Welcome::Later;
+        }
+        let peers = self.peers();
+        if peers.is_empty() || peers.contains_key(&pid) {
+            *self.last.lock().expect("no panic under this lock") = Some((pid, Instant::now()));
+            Welcome::Yes
+        } else if peers.values().any(|watched| !watched.wait(Duration::ZERO)) {
+            Welcome::No
+        } else {
+            Welcome::Later
+        }
+    }
+
+    /// Whether somebody has handed over, and is about to connect: what is here is not nobody's.
+    pub fn expects_somebody(&self) -> bool {
+        let last = *self.last.lock().expect("no panic under this lock");
+        last.is_some_and(|(pid, at)| {
+            at.elapsed() < EXPECTED_WITHIN && Watched::new(pid).is_some_and(|it| !it.wait(Duration::ZERO))
+        })
+    }
+}
+
 /// What the device threads tell of a VM.
 pub struct VmObserver {
     pub memory: Arc<VmMemory>,
     pub line: Arc<Line>,
     pub handover: HandoverSocket,
+    /// Who may hand over, and who has connected.
+    pub reception: Arc<Reception>,
     pub journals: Arc<Journals>,
     /// Its guest may come from elsewhere ([`super::migration`]).
     pub may_come: bool,
     /// The VMM is started by somebody else, who finds the sockets in this directory: what is wrong with its arguments is
     /// seen when it connects.
     pub strangers_at: Option<PathBuf>,
-    pub peers: Mutex<BTreeMap<i32, Watched>>,
     pub ring_pages: Mutex<Vec<Vec<PageId>>>,
     /// Of each disk, what is known of its rings.
     pub rings: Mutex<Vec<Rings>>,
@@ -81,7 +137,7 @@ impl Rings {
 
 impl VmObserver {
     fn connected(&self, peer: Peer) -> Result<(), String> {
-        let mut peers = self.peers.lock().expect("no panic under this lock");
+        let mut peers = self.reception.peers();
         if peers.contains_key(&peer.pid) {
             return Ok(());
         }
@@ -197,14 +253,14 @@ impl VmObserver {
 
     /// The processes that have connected, and whether each has ended.
     pub fn vmms(&self) -> Vec<(i32, bool)> {
-        let peers = self.peers.lock().expect("no panic under this lock");
+        let peers = self.reception.peers();
         peers.iter().map(|(pid, watched)| (*pid, watched.wait(Duration::ZERO))).collect()
     }
 
     /// Asks every VMM to end, and kills those that do not. Another user's may be out of reach: whoever calls looks whether one lives
     /// ([`Self::living`]) before anything of its memory or disks is taken.
     pub fn end_vmms(&self) {
-        let peers = self.peers.lock().expect("no panic under this lock");
+        let peers = self.reception.peers();
         let reached: Vec<i32> = peers
             .iter()
             .filter(|(_, watched)| watched.signal(rustix::process::Signal::TERM))
@@ -232,7 +288,7 @@ impl VmObserver {
 
     /// The VMM may have been started by what was started: it has to be gone before anything is recovered.
     pub fn end_stragglers(&self) {
-        for (pid, watched) in &*self.peers.lock().expect("no panic under this lock") {
+        for (pid, watched) in &*self.reception.peers() {
             if !watched.wait(Duration::from_millis(500)) {
                 log::warn!("the VMM (process {pid}) outlived the command that started it; it is ended now");
                 watched.signal(rustix::process::Signal::KILL);
@@ -337,6 +393,32 @@ impl Observer for DiskObserver {
 mod tests {
     use super::*;
     use std::process::{Command, Stdio};
+
+    #[test]
+    fn who_hands_over_is_let_in_where_no_other_guest_is() {
+        let reception = Reception::default();
+        let me = std::process::id() as i32;
+        assert_eq!(
+            (reception.welcome(me), reception.expects_somebody()),
+            (Welcome::Later, false),
+            "it is not served yet"
+        );
+        reception.open();
+        assert_eq!((reception.welcome(me), reception.expects_somebody()), (Welcome::Yes, true));
+        let mut vmm = Command::new("sleep").arg("60").spawn().expect("started");
+        let pid = vmm.id() as i32;
+        reception.peers().insert(pid, Watched::new(pid).expect("it lives"));
+        // A program that the VMM starts; the VMM itself, become another program.
+        assert_eq!([reception.welcome(me), reception.welcome(pid)], [Welcome::No, Welcome::Yes]);
+        vmm.kill().expect("killed");
+        assert!(reception.peers()[&pid].wait(TERMINATION_PATIENCE));
+        assert_eq!(reception.welcome(me), Welcome::Later, "what it is owed goes home first");
+        assert!(!reception.expects_somebody(), "who was let in last has ended");
+        vmm.wait().expect("waited for");
+        reception.close();
+        reception.peers().clear();
+        assert_eq!(reception.welcome(me), Welcome::Later);
+    }
 
     #[test]
     fn arguments_that_are_not_known_keep_pages_from_being_protected() {

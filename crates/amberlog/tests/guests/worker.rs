@@ -642,6 +642,53 @@ fn a_guest_is_protected_whose_worker_dies_while_its_vmm_starts() {
     }
 }
 
+/// The next VMM is started while what the last one is owed goes home, as somebody does who looks after it. It waits, and its guest's pages are
+/// protected as those of the last one were.
+#[test]
+fn a_guest_is_protected_whose_vmm_starts_while_the_last_one_is_recovered() {
+    let _alone = alone_behind_fuse();
+    let bench = Bench::new();
+    let image = bench.path("image");
+    let file_system = ExtRecipe::ext4(32, 4).make(&image).unwrap();
+    let storage = match TestStorage::new(&image) {
+        Ok(storage) => storage,
+        Err(error) => return eprintln!("left out: {error}"),
+    };
+    let config = write_config(&bench, &[("one", format!("{}{PROTECTED}", storage.image().display()))]);
+    let daemon = Daemon::start(&bench, &config);
+    let layout = overwritten(6);
+    let spec = |directory: &str| {
+        let writer = record_writer(&format!("/mnt/{directory}"), directory, &layout, "--forever");
+        let script =
+            format!("mount -t ext4 -o data=journal /dev/vda /mnt || fail mount\nmkdir /mnt/{directory}\n{writer}");
+        daemon.spec_with("one", script, &["--reconnect"])
+    };
+    let [specification, next] = ["a", "b"].map(spec);
+    let mut first = Guest::start(specification).unwrap();
+    first.wait_acknowledged("a", 20, LIMIT).unwrap();
+    storage.set_flush_us(800_000);
+    first.kill_qemu().unwrap();
+    first.wait_end(LIMIT).unwrap();
+    daemon.wait_state("one", "recovering");
+    let mut guest = Guest::launch(next).unwrap();
+    std::thread::sleep(Duration::from_secs(1));
+    assert_eq!(daemon.entry("one")["state"], "recovering", "it was no time for another one to come\n{}", daemon.log());
+    storage.set_flush_us(0);
+    if let Err(error) = guest.wait_acknowledged("b", 20, LIMIT) {
+        panic!("{error}\n--- the daemon's log\n{}", daemon.log());
+    }
+    let entry = daemon.wait_state("one", "running");
+    assert_eq!(entry["vmm_pid"], guest.qemu_pid().unwrap());
+    assert!(entry["disks"][0]["counters"]["pages_protected"].as_u64() > Some(0), "{entry}\n{}", daemon.log());
+    guest.kill_qemu().unwrap();
+    guest.wait_end(LIMIT).unwrap();
+    daemon.wait_state("one", "waiting");
+    drop(storage);
+    assert_consistent(&file_system);
+    assert_records(&file_system, "/a", "a", &layout, &first.final_report());
+    assert_records(&file_system, "/b", "b", &layout, &guest.final_report());
+}
+
 /// Two builds take turns: each is put in the place of the other one, which is then upgraded to it, while its guest commits.
 fn upgraded_again_and_again(options: &str, mode: &str) {
     use std::os::unix::fs::MetadataExt;
