@@ -2,7 +2,7 @@
 
 use crate::dirty_log::DirtyLog;
 use crate::error::Error;
-use crate::protect::{CopyOnWrite, Learned, Protection, ProtectionChannel};
+use crate::protect::{CopyOnWrite, Learned, Protection, ProtectionChannel, WINDOWS_BYTES_MAX};
 use crate::region_set::RegionSet;
 use crate::slice::{MemorySlice, PAGE_BYTES, PageId};
 use crate::userfault::UserFault;
@@ -102,6 +102,11 @@ pub(crate) struct RamFile {
 }
 
 impl RamFile {
+    /// Where the numbers of its pages end.
+    fn pages_end(&self) -> u32 {
+        self.first_page + self.page_count
+    }
+
     fn is_touched(&self, page: u32) -> bool {
         let index = (page - self.first_page) as usize;
         self.touched[index / 64].load(Ordering::Relaxed) & (1 << (index % 64)) != 0
@@ -135,6 +140,9 @@ impl RamFile {
     }
 }
 
+/// Has words kept for the next worker ([`VmMemory::adopt_windows`]).
+pub type KeepWindows = Box<dyn Fn(&str) + Send + Sync>;
+
 /// The RAM of one VM. Shared by all its devices and by the journal area.
 #[derive(Default)]
 pub struct VmMemory {
@@ -143,6 +151,9 @@ pub struct VmMemory {
     copy_on_write: OnceLock<Arc<dyn CopyOnWrite>>,
     /// Where its files have to be for pages to be retained in them.
     directory: OnceLock<PathBuf>,
+    /// Who keeps where the VMM has memory, and what was kept last.
+    windows_keeper: OnceLock<KeepWindows>,
+    windows_kept: Mutex<String>,
     /// The pages that each device was told of last, by number of its connection.
     told: Mutex<BTreeMap<u64, Vec<Range<u32>>>>,
     /// How long the guest waited for a page that it wrote to while it was protected, as far as it is seen from here.
@@ -217,6 +228,29 @@ impl VmMemory {
     /// When no descriptor is left.
     pub fn is_of_ended_program(descriptor: BorrowedFd<'_>) -> std::io::Result<bool> {
         Ok(UserFault::adopt(descriptor.try_clone_to_owned()?).is_over())
+    }
+
+    /// Has it kept where the VMM has memory, whenever that is another place: a process that goes on has to know it before it is told. Once.
+    pub fn keep_windows(&self, keeper: KeepWindows) {
+        let _ = self.windows_keeper.set(keeper);
+    }
+
+    /// Where the VMM has memory, as an earlier process had it kept: faults can be answered before any device is told. The files are there
+    /// ([`VmMemory::adopt_file`]). What is not understood is left.
+    pub fn adopt_windows(&self, words: &str) {
+        let pages = self.files.read().expect("no panic under this lock").iter().map(|file| file.pages_end()).max();
+        self.channel.adopt_windows(words, pages.unwrap_or_default());
+    }
+
+    fn note_windows(&self) {
+        let Some(keeper) = self.windows_keeper.get() else { return };
+        let words = Some(self.channel.windows_in_words()).filter(|words| words.len() <= WINDOWS_BYTES_MAX);
+        let words = words.unwrap_or_default();
+        let mut kept = self.windows_kept.lock().expect("no panic under this lock");
+        if *kept != words {
+            keeper(&words);
+            *kept = words;
+        }
     }
 
     /// Maps a file of guest memory before a device names it, so that its pages have the numbers that they had in an earlier process:
@@ -308,6 +342,7 @@ impl VmMemory {
             self.settle(learned);
             regions.push(Region { gpa, size, user_addr, file_offset, ram_file });
         }
+        self.note_windows();
         regions.sort_by_key(|region| region.gpa);
         if let Some(pair) = regions.windows(2).find(|pair| pair[0].gpa + pair[0].size > pair[1].gpa) {
             return Err(Error::Region {
@@ -527,6 +562,7 @@ impl Told {
             self.vm.channel.leave(&pages);
             self.vm.copy_all_out(&pages);
         }
+        self.vm.note_windows();
     }
 }
 

@@ -93,6 +93,9 @@ fn overlap(one: &Range<u32>, other: &Range<u32>) -> Range<u32> {
     one.start.max(other.start)..one.end.min(other.end)
 }
 
+/// What is kept of windows, in bytes: more than 128 regions need. Beyond it nothing is.
+pub(crate) const WINDOWS_BYTES_MAX: usize = 16 << 10;
+
 /// Where the VMM has memory, and what follows from what was heard of it.
 #[derive(Debug, Default)]
 pub(crate) struct Learned {
@@ -205,10 +208,17 @@ impl ProtectionChannel {
     pub(crate) fn open(&self, vm: &Arc<VmMemory>, userfault: UserFault) -> Result<(), Error> {
         let userfault = Arc::new(userfault);
         {
-            let windows = self.windows.read().expect("no panic under this lock");
-            for window in &windows.list {
-                register(&userfault, window)?;
-            }
+            let is_told = self.is_told.load(Ordering::Acquire);
+            let mut windows = self.windows.write().expect("no panic under this lock");
+            let mut failed = None;
+            windows.list.retain(|window| {
+                let registered = register(&userfault, window);
+                let stays = registered.is_ok() || is_told;
+                // Where an earlier process knew it nothing is mapped any more.
+                failed = failed.take().or(registered.err().filter(|_| is_told));
+                stays
+            });
+            failed.map_or(Ok(()), Err)?;
             if self.userfault.set(Arc::clone(&userfault)).is_err() {
                 return Err(Error::system(
                     "the VMM handed over a second userfaultfd",
@@ -274,6 +284,47 @@ impl ProtectionChannel {
             let _ = userfault.wake(window.user_addr, u64::from(window.page_count) * PAGE_BYTES as u64);
         }
         Learned { window: Some(window), given_up }
+    }
+
+    /// Where the VMM has memory, for a process that goes on with it before any device is told: a line for each window, its first page, their
+    /// number, the address, and whether it is left.
+    pub(crate) fn windows_in_words(&self) -> String {
+        let windows = self.windows.read().expect("no panic under this lock");
+        let line = |window: &Window| {
+            format!("{} {} {:x} {}\n", window.first_page, window.page_count, window.user_addr, u8::from(window.is_left))
+        };
+        windows.list.iter().map(line).collect()
+    }
+
+    /// Takes up what an earlier process knew ([`ProtectionChannel::windows_in_words`]), of the `pages` that there are. Nothing of it if it is not
+    /// understood.
+    pub(crate) fn adopt_windows(&self, words: &str, pages: u32) {
+        let understood = |line: &str| {
+            let mut words = line.split(' ');
+            let mut next = || words.next();
+            let (first_page, page_count) = (next()?.parse::<u32>().ok()?, next()?.parse::<u32>().ok()?);
+            let user_addr = u64::from_str_radix(next()?, 16).ok()?;
+            let is_left = next()? == "1";
+            let bytes = u64::from(page_count) * PAGE_BYTES as u64;
+            let is_possible = page_count > 0
+                && first_page.checked_add(page_count)? <= pages
+                && user_addr % PAGE_BYTES as u64 == 0
+                && user_addr.checked_add(bytes).is_some();
+            is_possible.then_some(Window { first_page, page_count, user_addr, is_left })
+        };
+        if words.len() > WINDOWS_BYTES_MAX {
+            return;
+        }
+        let Some(list) = words.lines().map(understood).collect::<Option<Vec<_>>>() else { return };
+        let mut windows = self.windows.write().expect("no panic under this lock");
+        for window in list {
+            let is_free = windows.list.iter().all(|known| {
+                known.pages_below(&window).is_empty() && overlap(&known.pages(), &window.pages()).is_empty()
+            });
+            if is_free {
+                windows.push(window);
+            }
+        }
     }
 
     /// No device is told of these pages any more.
@@ -596,7 +647,7 @@ fn answer_faults(vm: &Weak<VmMemory>, userfault: &UserFault) {
         let began = std::time::Instant::now();
         for address in &addresses {
             let Some(page) = vm.channel.page_at(*address) else {
-                if vm.channel.windows.read().expect("no panic under this lock").list.is_empty() {
+                if !vm.channel.is_told.load(Ordering::Acquire) {
                     // Not told yet: when it is, whoever waits is woken and asks again.
                     continue;
                 }
@@ -915,6 +966,45 @@ mod tests {
         write(at, 3);
         write(at, 9);
         assert_eq!(bench.kept(), []);
+    }
+
+    /// The disk through which it was known where the VMM has its memory is unplugged, or does not come: whoever writes is answered all the same.
+    #[test]
+    fn a_process_that_goes_on_answers_before_it_is_told_where_memory_is() {
+        let first = VmMemory::new();
+        let (told, hears) = std::sync::mpsc::channel();
+        first.keep_windows(Box::new(move |words| told.send(words.to_owned()).expect("it is heard")));
+        let bench = Bench::new();
+        let ram = bench.file("ram", 100);
+        let at = mapped(&ram, None);
+        first.map(vec![region(&ram, 0, at)]).expect("mapped");
+        first.map(vec![region(&ram, 0, at)]).expect("mapped");
+        let words = hears.try_recv().expect("it is kept");
+        assert!(hears.try_recv().is_err(), "once is enough");
+        // What somebody else may have kept is taken up as far as it can be.
+        for nonsense in
+            ["", "0", "0 0 1000 0", "0 1 1001 0", "4294967295 9 1000 0", "0 17 1000 0", &"0 1 1000 0\n".repeat(9999)]
+        {
+            bench.memory.adopt_windows(nonsense);
+        }
+        assert_eq!(bench.memory.channel.windows_in_words(), "");
+        let adopted = bench.memory.adopt_file(ram.try_clone().expect("a descriptor"));
+        assert_eq!(adopted.expect("mapped"), 0);
+        bench.memory.adopt_windows(&words);
+        let userfault = Arc::clone(bench.memory.channel.userfault.get().expect("there is one"));
+        userfault.register(at, BYTES).expect("an earlier process has");
+        assert!(bench.memory.is_untold());
+        bench.retain(&[3]);
+        let (over, is_over) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            write(at, 3);
+            let _ = over.send(());
+        });
+        is_over.recv_timeout(Duration::from_secs(20)).expect("the guest waits");
+        assert_eq!(bench.kept(), [(3, 103)]);
+        // Told at last, of what it knows.
+        bench.memory.map(vec![region(&ram, 0, at)]).expect("mapped");
+        assert_eq!(bench.memory.channel.windows_in_words(), words);
     }
 
     /// A process that was killed protected them, and this one has nowhere written down which.

@@ -669,6 +669,10 @@ impl Vm {
                  and what it is owed is brought home"
             );
         }
+        if let Some(words) = kept.data("windows") {
+            // A fault may wait already, and no disk may come for long: the guest's may have been unplugged.
+            memory.adopt_windows(words);
+        }
         if let Some(descriptor) = userfaultfd {
             let sandbox = options.sandbox.then(|| Sandbox::new(journals.directory().path(), false));
             let memory = Arc::clone(&memory);
@@ -809,6 +813,12 @@ impl Vm {
         let steps = resumed.as_mut().map(|resumed| std::mem::take(&mut resumed.steps));
         let mut peers: BTreeMap<i32, Watched> = left.into_iter().collect();
         let mut vmm_is_gone = false;
+        let line = Arc::clone(&self.line);
+        self.memory.keep_windows(Box::new(move |words| {
+            if let Err(error) = line.keep("windows", words, None) {
+                log::debug!("having it kept where the VMM has memory: {error}");
+            }
+        }));
         let reception = Arc::new(observer::Reception::default());
         let asked = Arc::clone(&reception);
         let mut terms = Terms {

@@ -44,8 +44,14 @@ pub(super) fn unplug(guest: &mut Guest, name: &str) {
         assert!(Instant::now() < deadline, "the guest does not let go of {device}");
         std::thread::sleep(Duration::from_millis(50));
     }
-    // The device lets go of it a moment after it has gone.
-    while let Err(error) = guest.qmp().unwrap().execute("chardev-remove", json!({"id": id})) {
+    forget(guest, &id);
+}
+
+/// Ends the connection of a disk whose device has gone, which lets go of it a moment later.
+#[track_caller]
+fn forget(guest: &mut Guest, connection: &str) {
+    let deadline = Instant::now() + LIMIT;
+    while let Err(error) = guest.qmp().unwrap().execute("chardev-remove", json!({"id": connection})) {
         assert!(error.to_string().contains("busy") && Instant::now() < deadline, "{error}");
         std::thread::sleep(Duration::from_millis(50));
     }
@@ -236,4 +242,70 @@ fn disks_are_plugged_in_and_unplugged_under_a_guest() {
     daemon.wait_state("db", "waiting");
     assert_consistent(&root);
     assert_records(&root, "/root", "root", &layout, &guest.final_report());
+}
+
+/// The only disk is torn out of a mounted file system, and then the worker dies: pages that it protected are written to by whoever has them next,
+/// and no disk tells the next worker where they are.
+#[test]
+fn a_guest_goes_on_whose_worker_dies_when_it_has_no_disk_any_more() {
+    let bench = Bench::new();
+    let image = bench.path("image");
+    let file_system = ExtRecipe::ext4(64, 8).make(&image).unwrap();
+    let config = write_config(&bench, &[("db", format!("{}{PROTECTED}", image.display()))]);
+    let daemon = Daemon::start(&bench, &config);
+    let layout = overwritten(34);
+    let script = format!(
+        "mount -t ext4 -o data=journal,errors=continue /dev/vda /mnt || fail mount
+         {writer} &
+         mark mounted
+         tries=0
+         while [ -b /dev/vda ]; do
+             tries=$((tries + 1)); [ $tries -lt 1200 ] || fail 'the disk did not go'
+             sleep 0.1
+         done
+         umount -l /mnt
+         mark gone
+         sleep 8
+         round=0
+         while true; do
+             free=$(sed -n 's/^MemAvailable: *\\([0-9]*\\) kB/\\1/p' /proc/meminfo)
+             dd if=/dev/zero of=/fill bs=1M count=$((free / 1024 - 8)) 2> /dev/null
+             rm /fill
+             echo 3 > /proc/sys/vm/drop_caches
+             round=$((round + 1))
+             mark round-$round
+         done",
+        writer = record_writer("/mnt/a", "a", &layout, "--forever"),
+    );
+    let mut spec = daemon.spec_with("db", script, &[]);
+    spec.kernel = Some(Kernel::stock().unwrap().clone());
+    spec.machine = "pc".to_owned();
+    let mut guest = Guest::start(spec).unwrap();
+    guest.wait_mark("mounted", LIMIT).unwrap();
+    guest.wait_acknowledged("a", 200, LIMIT).unwrap();
+    guest.qmp().unwrap().execute("device_del", json!({"id": "amberlog0"})).unwrap();
+    guest.wait_mark("gone", LIMIT).unwrap();
+    forget(&mut guest, "amberlog-disk0");
+    let before = daemon.wait_state("db", "running");
+    let count = |entry: &Value, name: &str| entry["disks"][0]["counters"][name].as_u64().unwrap();
+    assert!(count(&before, "blocks_retained_now") > 0, "{before}");
+    kill_nine(before["worker_pid"].as_u64().unwrap() as u32);
+    let deadline = Instant::now() + LIMIT;
+    while daemon.wait_state("db", "running")["worker_pid"] == before["worker_pid"] {
+        assert!(Instant::now() < deadline, "{}", daemon.log());
+    }
+    assert!(guest.wait_mark("round-1", Duration::ZERO).is_err(), "it was too late to show anything");
+    if let Err(error) = guest.wait_mark("round-8", LIMIT) {
+        panic!("{error}\n{}", daemon.log());
+    }
+    let entry = daemon.wait_state("db", "running");
+    assert!(
+        entry["latency"]["fault"]["count"].as_u64() > Some(0),
+        "nothing was written to: {:?}\n{before}\n{entry}",
+        guest.reported().marks
+    );
+    guest.kill_qemu().unwrap();
+    daemon.wait_state("db", "waiting");
+    assert_consistent(&file_system);
+    assert_records(&file_system, "/a", "a", &layout, &guest.final_report());
 }
