@@ -240,13 +240,14 @@ impl VmMemory {
     pub fn adopt_windows(&self, words: &str) {
         let pages = self.files.read().expect("no panic under this lock").iter().map(|file| file.pages_end()).max();
         self.channel.adopt_windows(words, pages.unwrap_or_default());
+        words.clone_into(&mut self.windows_kept.lock().expect("no panic under this lock"));
     }
 
     fn note_windows(&self) {
         let Some(keeper) = self.windows_keeper.get() else { return };
+        let mut kept = self.windows_kept.lock().expect("no panic under this lock");
         let words = Some(self.channel.windows_in_words()).filter(|words| words.len() <= WINDOWS_BYTES_MAX);
         let words = words.unwrap_or_default();
-        let mut kept = self.windows_kept.lock().expect("no panic under this lock");
         if *kept != words {
             keeper(&words);
             *kept = words;

@@ -161,6 +161,8 @@ pub(crate) struct ProtectionChannel {
     windows: RwLock<Windows>,
     /// The VMM has said where it has memory, whatever became of that.
     is_told: AtomicBool,
+    /// Or an earlier process knew it, and that is so still.
+    is_adopted: AtomicBool,
     /// One bit a page.
     protected: Mutex<Vec<u64>>,
     calls: AtomicU64,
@@ -211,6 +213,7 @@ impl ProtectionChannel {
             let is_told = self.is_told.load(Ordering::Acquire);
             let mut windows = self.windows.write().expect("no panic under this lock");
             let mut failed = None;
+            let known = windows.list.len();
             windows.list.retain(|window| {
                 let registered = register(&userfault, window);
                 let stays = registered.is_ok() || is_told;
@@ -219,6 +222,7 @@ impl ProtectionChannel {
                 stays
             });
             failed.map_or(Ok(()), Err)?;
+            self.is_adopted.store(known > 0 && windows.list.len() == known, Ordering::Release);
             if self.userfault.set(Arc::clone(&userfault)).is_err() {
                 return Err(Error::system(
                     "the VMM handed over a second userfaultfd",
@@ -287,12 +291,10 @@ impl ProtectionChannel {
     }
 
     /// Where the VMM has memory, for a process that goes on with it before any device is told: a line for each window, its first page, their
-    /// number, the address, and whether it is left.
+    /// number, the address.
     pub(crate) fn windows_in_words(&self) -> String {
         let windows = self.windows.read().expect("no panic under this lock");
-        let line = |window: &Window| {
-            format!("{} {} {:x} {}\n", window.first_page, window.page_count, window.user_addr, u8::from(window.is_left))
-        };
+        let line = |window: &Window| format!("{} {} {:x}\n", window.first_page, window.page_count, window.user_addr);
         windows.list.iter().map(line).collect()
     }
 
@@ -304,7 +306,8 @@ impl ProtectionChannel {
             let mut next = || words.next();
             let (first_page, page_count) = (next()?.parse::<u32>().ok()?, next()?.parse::<u32>().ok()?);
             let user_addr = u64::from_str_radix(next()?, 16).ok()?;
-            let is_left = next()? == "1";
+            // What no device is told of yet makes room for what it is told of.
+            let is_left = true;
             let bytes = u64::from(page_count) * PAGE_BYTES as u64;
             let is_possible = page_count > 0
                 && first_page.checked_add(page_count)? <= pages
@@ -319,7 +322,8 @@ impl ProtectionChannel {
         let mut windows = self.windows.write().expect("no panic under this lock");
         for window in list {
             let is_free = windows.list.iter().all(|known| {
-                known.pages_below(&window).is_empty() && overlap(&known.pages(), &window.pages()).is_empty()
+                known.is_in_step_with(&window)
+                    || known.pages_below(&window).is_empty() && overlap(&known.pages(), &window.pages()).is_empty()
             });
             if is_free {
                 windows.push(window);
@@ -356,7 +360,8 @@ impl ProtectionChannel {
     }
 
     fn is_untold(&self) -> bool {
-        self.userfault.get().is_some() && !self.is_told.load(Ordering::Acquire)
+        let is_known = self.is_told.load(Ordering::Acquire) || self.is_adopted.load(Ordering::Acquire);
+        self.userfault.get().is_some() && !is_known
     }
 
     /// Those of these pages that are protected, sorted.
@@ -982,8 +987,7 @@ mod tests {
         let words = hears.try_recv().expect("it is kept");
         assert!(hears.try_recv().is_err(), "once is enough");
         // What somebody else may have kept is taken up as far as it can be.
-        for nonsense in
-            ["", "0", "0 0 1000 0", "0 1 1001 0", "4294967295 9 1000 0", "0 17 1000 0", &"0 1 1000 0\n".repeat(9999)]
+        for nonsense in ["", "0", "0 0 1000", "0 1 1001", "4294967295 9 1000", "0 17 1000", &"0 1 1000\n".repeat(9999)]
         {
             bench.memory.adopt_windows(nonsense);
         }

@@ -65,18 +65,25 @@ unsafe fn tell(path: *const libc::c_char, userfault: Option<i32>) -> bool {
     let mut is_found = false;
     loop {
         // SAFETY: promises of the caller; the socket is our own.
-        let is_answered = unsafe {
+        let (is_answered, may_come) = unsafe {
             let socket = libc::socket(libc::AF_UNIX, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0);
             let is_there = socket >= 0 && connect(socket, path);
+            let error = std::io::Error::last_os_error().raw_os_error();
+            // Nothing else is mended by waiting.
+            let may_come = !is_there && matches!(error, Some(libc::ENOENT | libc::ECONNREFUSED));
             is_found |= is_there;
             let is_answered = is_there && send(socket, userfault) && take_lock(socket);
             if socket >= 0 {
                 libc::close(socket);
             }
-            is_answered
+            (is_answered, may_come)
         };
-        // SAFETY: a promise of the caller.
-        let patience = if is_found { PATIENCE } else { unsafe { patience_with_absence(path) } };
+        let patience = match (is_found, may_come) {
+            (true, _) => PATIENCE,
+            // SAFETY: a promise of the caller.
+            (false, true) => unsafe { patience_with_absence(path) },
+            (false, false) => std::time::Duration::ZERO,
+        };
         if is_answered || begun.elapsed() >= patience {
             return is_found;
         }

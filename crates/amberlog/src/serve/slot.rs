@@ -614,8 +614,8 @@ impl Slot {
             // One that was noted and has not been told to this worker yet has its memory all the same; and one that has handed over has the lock.
             let is_nobodys = || {
                 vmms.is_empty()
-                    && !serving.observer.reception.expects_somebody()
                     && placement::living_vmms(vm.directory()).is_ok_and(|noted| noted.is_empty())
+                    && serving.observer.reception.close_if_nobody_comes()
             };
             match &inner.wanted {
                 Wanted::Stop => {

@@ -706,16 +706,23 @@ impl Supervised {
         deadline: Instant,
         question: impl Fn(Duration) -> (Asked, Duration),
     ) -> anyhow::Result<Value> {
+        let pid = || self.lock().worker.as_ref().map(|worker| worker.pid);
+        let first = pid();
         loop {
-            let asked = self.lock().worker.as_ref().map(|worker| worker.pid);
+            let asked = pid();
             let (question, patience) = question(deadline.saturating_duration_since(Instant::now()));
             let error = match self.ask(&question, patience) {
                 Ok(answer) => return Ok(answer),
                 Err(error) => error,
             };
             let status = self.status();
-            let is_another = status["worker_pid"].as_u64() != asked.map(u64::from);
-            let is_between = is_another || matches!(status["state"].as_str(), Some("restarting" | "preparing"));
+            let now = status["worker_pid"].as_u64();
+            let is_between = match status["state"].as_str() {
+                Some("restarting") => true,
+                // One that prepares for another reason says so.
+                Some("preparing") => now != first.map(u64::from),
+                _ => now != asked.map(u64::from),
+            };
             if !is_between || self.lock().is_held || Instant::now() >= deadline {
                 return Err(error);
             }

@@ -44,7 +44,7 @@ pub use observer::VmObserver;
 use placement::{AreaDirectory, DiskOptions, DiskRoute, Journals, JournalsOptions, PlacementKind};
 use samples::Samples;
 use sandbox::Sandbox;
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};
@@ -811,7 +811,7 @@ impl Vm {
         let at = sockets.join("shim.sock");
         let mut resumed = self.resumed.lock().expect("no panic under this lock").take();
         let steps = resumed.as_mut().map(|resumed| std::mem::take(&mut resumed.steps));
-        let mut peers: BTreeMap<i32, Watched> = left.into_iter().collect();
+        let mut peers: observer::Peers = left.into_iter().map(|(pid, watched)| (pid, Arc::new(watched))).collect();
         let mut vmm_is_gone = false;
         let line = Arc::clone(&self.line);
         self.memory.keep_windows(Box::new(move |words| {
@@ -819,7 +819,7 @@ impl Vm {
                 log::debug!("having it kept where the VMM has memory: {error}");
             }
         }));
-        let reception = Arc::new(observer::Reception::default());
+        let reception = Arc::new(observer::Reception::new(!strangers));
         let asked = Arc::clone(&reception);
         let mut terms = Terms {
             welcome: Arc::new(move |pid| asked.welcome(pid)),
@@ -838,6 +838,7 @@ impl Vm {
         };
         self.line.keep("handover", "", Some(handover.as_fd()))?;
         *reception.peers() = peers;
+        terms.received.keys().for_each(|pid| reception.expect(*pid));
         let observer = Arc::new(VmObserver {
             memory: Arc::clone(&self.memory),
             line: Arc::clone(&self.line),
@@ -912,7 +913,9 @@ impl Vm {
         // until that guest's end. Doors that are not there yet are made by the next worker.
         self.line.keep(crate::worker::SERVED, "", None)?;
         self.line.settle();
-        serving.observer.reception.open();
+        if !serving.vmm_is_gone {
+            serving.observer.reception.open();
+        }
         if let Some(at_doors) = self.at_doors.lock().expect("no panic under this lock").take() {
             at_doors()?;
         }
@@ -984,7 +987,7 @@ impl Vm {
         &self,
         resumed: &Resumed,
         strangers_at: Option<&Path>,
-        peers: &mut BTreeMap<i32, Watched>,
+        peers: &mut observer::Peers,
     ) -> anyhow::Result<bool> {
         let Some((pid, started)) = resumed.vmm else { return Ok(true) };
         let watched = Watched::new(pid);
@@ -994,7 +997,7 @@ impl Vm {
             return Ok(false);
         }
         let watched = watched.with_context(|| format!("its VMM (process {pid}) lives, and cannot be watched"))?;
-        peers.insert(pid, watched);
+        peers.insert(pid, Arc::new(watched));
         if strangers_at.is_some() && placement::living_vmms(self.directory()).is_ok_and(|noted| !noted.contains(&pid)) {
             // The worker before was killed in that very moment.
             self.journals.directory().note_vmm(pid)?;

@@ -15,7 +15,6 @@ use std::io::Read;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 use supervision::{Kept, Said};
@@ -41,57 +40,85 @@ pub fn all_handed_over(kept: &mut Kept) -> HashMap<i32, OwnedFd> {
         .collect()
 }
 
-/// How long somebody is expected who has handed over: a VMM connects a moment later.
-const EXPECTED_WITHIN: Duration = Duration::from_secs(10);
+/// How long somebody is expected who has handed over: a VMM connects a moment later, or when it has made its memory.
+const EXPECTED_WITHIN: Duration = Duration::from_secs(30);
+
+/// The VMMs that have connected, by their numbers.
+pub type Peers = BTreeMap<i32, Arc<Watched>>;
 
 /// Who may hand over: nobody before the VM is served in a way in which the next worker serves it, nor once its VMM has ended. Whoever came then would
 /// have the lock and the place for its memory of a directory that is given up.
 #[derive(Default)]
 pub struct Reception {
-    is_open: AtomicBool,
-    /// Who has handed over last, and when.
-    last: Mutex<Option<(i32, Instant)>>,
-    /// The VMMs that have connected.
-    peers: Mutex<BTreeMap<i32, Watched>>,
+    /// What was started ends with us, and its directory with it: no VMM comes after the last one.
+    is_for_one: bool,
+    entry: Mutex<Entry>,
+    peers: Mutex<Peers>,
+}
+
+#[derive(Default)]
+struct Entry {
+    is_open: bool,
+    /// Who has handed over, and when.
+    expected: BTreeMap<i32, Instant>,
 }
 
 impl Reception {
-    /// From now on.
+    /// Nobody may, yet.
+    pub fn new(is_for_one: bool) -> Self {
+        Reception { is_for_one, ..Reception::default() }
+    }
+
+    fn entry(&self) -> MutexGuard<'_, Entry> {
+        self.entry.lock().expect("no panic under this lock")
+    }
+
+    /// Never held while somebody is waited for: who comes waits for it.
+    pub fn peers(&self) -> MutexGuard<'_, Peers> {
+        self.peers.lock().expect("no panic under this lock")
+    }
+
+    /// From now on, if a VMM can come.
     pub fn open(&self) {
-        self.is_open.store(true, Ordering::SeqCst);
+        self.entry().is_open = true;
     }
 
     /// Who comes from now on tries again.
     pub fn close(&self) {
-        self.is_open.store(false, Ordering::SeqCst);
+        self.entry().is_open = false;
     }
 
-    pub fn peers(&self) -> MutexGuard<'_, BTreeMap<i32, Watched>> {
-        self.peers.lock().expect("no panic under this lock")
+    /// An earlier worker has let that one in.
+    pub fn expect(&self, pid: i32) {
+        self.entry().expected.insert(pid, Instant::now());
+    }
+
+    /// Closes it unless somebody has handed over and is about to connect, who has what is here. Whether it is closed.
+    pub fn close_if_nobody_comes(&self) -> bool {
+        let mut entry = self.entry();
+        let lives = |pid: i32| Watched::new(pid).is_some_and(|process| !process.wait(Duration::ZERO));
+        entry.expected.retain(|pid, at| at.elapsed() < EXPECTED_WITHIN && lives(*pid));
+        entry.is_open &= !entry.expected.is_empty();
+        !entry.is_open
     }
 
     /// What becomes of process `pid`.
     pub fn welcome(&self, pid: i32) -> Welcome {
-        if !self.is_open.load(Ordering::SeqCst) {
+        let (is_known, others_live, all_gone) = {
+            let peers = self.peers();
+            let lives = |watched: &Watched| !watched.wait(Duration::ZERO);
+            let others_live = peers.iter().any(|(other, watched)| *other != pid && lives(watched));
+            (peers.contains_key(&pid), others_live, !peers.is_empty() && !peers.values().any(|watched| lives(watched)))
+        };
+        if others_live || (all_gone && self.is_for_one) {
+            return Welcome::No;
+        }
+        let mut entry = self.entry();
+        if !entry.is_open || (all_gone && !is_known) {
             return Welcome::Later;
         }
-        let peers = self.peers();
-        if peers.is_empty() || peers.contains_key(&pid) {
-            *self.last.lock().expect("no panic under this lock") = Some((pid, Instant::now()));
-            Welcome::Yes
-        } else if peers.values().any(|watched| !watched.wait(Duration::ZERO)) {
-            Welcome::No
-        } else {
-            Welcome::Later
-        }
-    }
-
-    /// Whether somebody has handed over, and is about to connect: what is here is not nobody's.
-    pub fn expects_somebody(&self) -> bool {
-        let last = *self.last.lock().expect("no panic under this lock");
-        last.is_some_and(|(pid, at)| {
-            at.elapsed() < EXPECTED_WITHIN && Watched::new(pid).is_some_and(|it| !it.wait(Duration::ZERO))
-        })
+        entry.expected.insert(pid, Instant::now());
+        Welcome::Yes
     }
 }
 
@@ -179,7 +206,7 @@ impl VmObserver {
                 peer.pid
             )
         })?;
-        peers.insert(peer.pid, watched);
+        peers.insert(peer.pid, Arc::new(watched));
         let sockets = self.strangers_at.as_deref().unwrap_or_else(|| self.journals.directory().path());
         if let Some(reason) = bypasses_protection(arguments, sockets) {
             self.memory.refuse_protection(reason);
@@ -260,13 +287,13 @@ impl VmObserver {
     /// Asks every VMM to end, and kills those that do not. Another user's may be out of reach: whoever calls looks whether one lives
     /// ([`Self::living`]) before anything of its memory or disks is taken.
     pub fn end_vmms(&self) {
-        let peers = self.reception.peers();
+        let peers = self.reception.peers().clone();
         let reached: Vec<i32> = peers
             .iter()
             .filter(|(_, watched)| watched.signal(rustix::process::Signal::TERM))
             .map(|(pid, _)| *pid)
             .collect();
-        for (pid, watched) in &*peers {
+        for (pid, watched) in &peers {
             if !reached.contains(pid) {
                 log::error!("the VMM (process {pid}) is another user's, and may not be ended");
                 continue;
@@ -288,7 +315,8 @@ impl VmObserver {
 
     /// The VMM may have been started by what was started: it has to be gone before anything is recovered.
     pub fn end_stragglers(&self) {
-        for (pid, watched) in &*self.reception.peers() {
+        let peers = self.reception.peers().clone();
+        for (pid, watched) in &peers {
             if !watched.wait(Duration::from_millis(500)) {
                 log::warn!("the VMM (process {pid}) outlived the command that started it; it is ended now");
                 watched.signal(rustix::process::Signal::KILL);
@@ -396,28 +424,34 @@ mod tests {
 
     #[test]
     fn who_hands_over_is_let_in_where_no_other_guest_is() {
-        let reception = Reception::default();
+        let mut reception = Reception::default();
         let me = std::process::id() as i32;
-        assert_eq!(
-            (reception.welcome(me), reception.expects_somebody()),
-            (Welcome::Later, false),
-            "it is not served yet"
-        );
+        assert_eq!(reception.welcome(me), Welcome::Later, "it is not served yet");
         reception.open();
-        assert_eq!((reception.welcome(me), reception.expects_somebody()), (Welcome::Yes, true));
+        assert_eq!(reception.welcome(me), Welcome::Yes);
+        assert!(!reception.close_if_nobody_comes(), "it is about to connect");
         let mut vmm = Command::new("sleep").arg("60").spawn().expect("started");
         let pid = vmm.id() as i32;
-        reception.peers().insert(pid, Watched::new(pid).expect("it lives"));
+        reception.peers().insert(pid, Arc::new(Watched::new(pid).expect("it lives")));
         // A program that the VMM starts; the VMM itself, become another program.
         assert_eq!([reception.welcome(me), reception.welcome(pid)], [Welcome::No, Welcome::Yes]);
+        reception.close();
+        assert_eq!(reception.welcome(me), Welcome::No, "while another worker takes the VMM up, too");
+        reception.open();
         vmm.kill().expect("killed");
         assert!(reception.peers()[&pid].wait(TERMINATION_PATIENCE));
         assert_eq!(reception.welcome(me), Welcome::Later, "what it is owed goes home first");
-        assert!(!reception.expects_somebody(), "who was let in last has ended");
+        reception.is_for_one = true;
+        assert_eq!(reception.welcome(me), Welcome::No, "nothing comes after it");
+        reception.is_for_one = false;
         vmm.wait().expect("waited for");
-        reception.close();
         reception.peers().clear();
+        reception.entry().expected.remove(&me);
+        assert!(reception.close_if_nobody_comes(), "who was let in has ended");
         assert_eq!(reception.welcome(me), Welcome::Later);
+        reception.open();
+        reception.expect(me);
+        assert!(!reception.close_if_nobody_comes(), "an earlier worker has let it in");
     }
 
     #[test]

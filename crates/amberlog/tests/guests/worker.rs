@@ -644,8 +644,7 @@ fn a_guest_is_protected_whose_worker_dies_while_its_vmm_starts() {
 
 /// The next VMM is started while what the last one is owed goes home, as somebody does who looks after it. It waits, and its guest's pages are
 /// protected as those of the last one were.
-#[test]
-fn a_guest_is_protected_whose_vmm_starts_while_the_last_one_is_recovered() {
+fn is_protected_though_the_last_one_is_recovered(is_worker_killed: bool) {
     let _alone = alone_behind_fuse();
     let bench = Bench::new();
     let image = bench.path("image");
@@ -671,8 +670,15 @@ fn a_guest_is_protected_whose_vmm_starts_while_the_last_one_is_recovered() {
     first.wait_end(LIMIT).unwrap();
     daemon.wait_state("one", "recovering");
     let mut guest = Guest::launch(next).unwrap();
-    std::thread::sleep(Duration::from_secs(1));
-    assert_eq!(daemon.entry("one")["state"], "recovering", "it was no time for another one to come\n{}", daemon.log());
+    if is_worker_killed {
+        std::thread::sleep(Duration::from_millis(300));
+        kill_nine(daemon.entry("one")["worker_pid"].as_u64().unwrap() as u32);
+        std::thread::sleep(Duration::from_millis(700));
+    } else {
+        std::thread::sleep(Duration::from_secs(1));
+        let entry = daemon.entry("one");
+        assert_eq!(entry["state"], "recovering", "it was no time for another one to come\n{}", daemon.log());
+    }
     storage.set_flush_us(0);
     if let Err(error) = guest.wait_acknowledged("b", 20, LIMIT) {
         panic!("{error}\n--- the daemon's log\n{}", daemon.log());
@@ -687,6 +693,16 @@ fn a_guest_is_protected_whose_vmm_starts_while_the_last_one_is_recovered() {
     assert_consistent(&file_system);
     assert_records(&file_system, "/a", "a", &layout, &first.final_report());
     assert_records(&file_system, "/b", "b", &layout, &guest.final_report());
+}
+
+#[test]
+fn a_guest_is_protected_whose_vmm_starts_while_the_last_one_is_recovered() {
+    is_protected_though_the_last_one_is_recovered(false);
+}
+
+#[test]
+fn and_one_where_the_worker_dies_that_recovers() {
+    is_protected_though_the_last_one_is_recovered(true);
 }
 
 /// Two builds take turns: each is put in the place of the other one, which is then upgraded to it, while its guest commits.
