@@ -1,15 +1,15 @@
 //! Seeded faults: each is put into a scratch copy of the tree, then the tests that should catch it are run there.
 //!
-//! `mutants [--only TEXT] [--in TEXT] [--record FILE] [--check] [--list FILE]`: prints caught or missed for each fault of `mutants.list`, or for
-//! those with TEXT in their name (`--only`), or in the name of their source or test (`--in`). With `--check` it only says whether every fault
-//! still matches its source exactly once. Exit code 1 when one is missed, does not match any more, or does not compile.
+//! `mutants [--only TEXT] [--in TEXT] [--record FILE] [--jobs N] [--check] [--list FILE]`: prints caught or missed for each fault of
+//! `mutants.list`, or for those with TEXT in their name (`--only`), or in the name of their source or test (`--in`). With `--check` it only says
+//! whether every fault still matches its source exactly once. Exit code 1 when one is missed, does not match any more, or does not compile.
 //!
 //! The whole list takes hours. With `--record` what was caught is noted in FILE, and a later call with the same FILE goes on with the rest. It
 //! begins anew where the sources of the workspace are others: a change anywhere may let a fault through.
 //!
 //! What can be shared is: one scratch tree and one target directory for all faults, without debug information, so that
-//! each costs the crates that it touches and the tests that can see it. First the tests pass without any fault: one that
-//! fails anyway would catch everything.
+//! each costs the crates that it touches and the tests that can see it. With `--jobs` there are N of both, and as many faults side by side. First
+//! the tests pass without any fault: one that fails anyway would catch everything.
 
 #![forbid(unsafe_code)]
 
@@ -22,6 +22,7 @@ use record::Record;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Output, Stdio};
+use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 /// A test that takes longer than this has been caught by the fault: it hangs.
@@ -49,6 +50,7 @@ fn run() -> Result<bool, String> {
     let only = options.text("only");
     let within = options.text("in");
     let record = options.text("record");
+    let jobs = options.number("jobs", 1, 1..=64)?;
     let check_only = options.flag("check");
     let own = concat!(env!("CARGO_MANIFEST_DIR"), "/mutants.list");
     let list = options.text("list").unwrap_or_else(|| own.to_owned());
@@ -64,9 +66,12 @@ fn run() -> Result<bool, String> {
         return Ok(true);
     }
     let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
-    let scratch = target.join("mutants");
-    let sources = copy_tree(&root, &scratch)?;
-    let mut record = record.map(|file| Record::open(Path::new(&file), sources)).transpose()?;
+    let scratches: Vec<PathBuf> = (0..jobs).map(|job| target.join(scratch_name(job))).collect();
+    let mut sources = 0;
+    for scratch in &scratches {
+        sources = copy_tree(&root, scratch)?;
+    }
+    let record = record.map(|file| Record::open(Path::new(&file), sources)).transpose()?;
     let is_wanted = |mutant: &&Mutant| {
         let places = [&mutant.file].into_iter().chain(&mutant.tests);
         only.as_ref().is_none_or(|only| mutant.name.contains(only))
@@ -74,56 +79,101 @@ fn run() -> Result<bool, String> {
     };
     let wanted: Vec<&Mutant> = mutants.iter().filter(is_wanted).collect();
     let is_new = |mutant: &&Mutant| record.as_ref().is_none_or(|record| !record.has(mutant));
-    let chosen: Vec<&Mutant> = wanted.iter().copied().filter(is_new).collect();
+    let mut chosen: Vec<&Mutant> = wanted.iter().copied().filter(is_new).collect();
     if chosen.len() < wanted.len() {
         println!("{} were caught before", wanted.len() - chosen.len());
     }
+    // Neighbours with the same test and source have the least to build.
+    chosen.sort_by_key(|mutant| (&mutant.tests, &mutant.file));
     let mut tests: Vec<&String> = chosen.iter().flat_map(|mutant| &mutant.tests).collect();
     tests.sort_unstable();
     tests.dedup();
-    if tests.iter().any(|test| test.contains("--test guests")) {
+    tests.retain(|test| record.as_ref().is_none_or(|record| !record.passed(test)));
+    if chosen.iter().flat_map(|mutant| &mutant.tests).any(|test| test.contains("--test guests")) {
         // The tests with guests look for these beside the program, and no package of theirs has cargo build them.
-        let built = cargo(&["build", "--quiet", "-p", "vmm-shim", "-p", "journal-server"], &scratch).output();
-        if !built.map_err(|e| format!("running cargo: {e}"))?.status.success() {
-            return Err("vmm-shim and journal-server cannot be built without any fault; mend that first".to_owned());
+        for scratch in &scratches {
+            let built = cargo(&["build", "--quiet", "-p", "vmm-shim", "-p", "journal-server"], scratch).output();
+            if !built.map_err(|e| format!("running cargo: {e}"))?.status.success() {
+                return Err("vmm-shim and journal-server cannot be built without any fault; mend that first".to_owned());
+            }
         }
     }
-    for test in tests {
+    let record = Mutex::new(record);
+    let note = |note: &dyn Fn(&mut Record) -> Result<(), String>| {
+        record.lock().unwrap_or_else(PoisonError::into_inner).as_mut().map_or(Ok(()), note)
+    };
+    side_by_side(&scratches, tests, |scratch, test| {
         let started = Instant::now();
-        if !cargo_test(test, &scratch, &[]).map_err(|e| format!("running cargo: {e}"))?.status.success() {
+        if !cargo_test(test, scratch, &[]).map_err(|e| format!("running cargo: {e}"))?.status.success() {
             return Err(format!("cargo test {test} fails without any fault; mend that first"));
         }
         println!("passes  {test} ({} s)", started.elapsed().as_secs());
-    }
-    let (mut caught, mut missed, mut broken) = (0, 0, 0);
-    for mutant in chosen {
+        note(&|record| record.note_pass(test))
+    })?;
+    let counts = Mutex::new((0, 0, 0));
+    side_by_side(&scratches, chosen, |scratch, mutant| {
         let started = Instant::now();
         let original = scratch.join(&mutant.file);
         let before = std::fs::read_to_string(&original).map_err(|e| format!("reading {}: {e}", mutant.file))?;
-        write(&original, &mutant.apply(&scratch)?)?;
-        let verdict = judge(mutant, &scratch);
+        write(&original, &mutant.apply(scratch)?)?;
+        let verdict = judge(mutant, scratch);
         write(&original, &before)?;
         let seconds = started.elapsed().as_secs();
+        let (caught, missed, broken) = &mut *counts.lock().unwrap_or_else(PoisonError::into_inner);
         match verdict {
             Verdict::Caught(by) => {
-                caught += 1;
-                if let Some(record) = &mut record {
-                    record.note(mutant)?;
-                }
+                *caught += 1;
+                note(&|record| record.note(mutant))?;
                 println!("caught  {:<40} by {by} ({seconds} s)", mutant.name);
             }
             Verdict::Missed => {
-                missed += 1;
+                *missed += 1;
                 println!("MISSED  {:<40} by {} ({seconds} s)", mutant.name, mutant.tests.join("; "));
             }
             Verdict::Broken(reason) => {
-                broken += 1;
+                *broken += 1;
                 println!("BROKEN  {:<40} {reason}", mutant.name);
             }
         }
-    }
+        Ok(())
+    })?;
+    let (caught, missed, broken) = counts.into_inner().unwrap_or_else(PoisonError::into_inner);
     println!("{caught} caught, {missed} missed, {broken} that do not compile");
     Ok(missed + broken == 0)
+}
+
+fn scratch_name(job: u64) -> String {
+    match job {
+        0 => "mutants".to_owned(),
+        job => format!("mutants-{job}"),
+    }
+}
+
+/// Does something with each of `items`, in their order, in as many places at once as there are.
+///
+/// # Errors
+/// The first error; what comes after it is left.
+fn side_by_side<T: Send>(
+    scratches: &[PathBuf],
+    items: Vec<T>,
+    each: impl Fn(&Path, T) -> Result<(), String> + Sync,
+) -> Result<(), String> {
+    let items = Mutex::new(items.into_iter());
+    let next = || items.lock().unwrap_or_else(PoisonError::into_inner).next();
+    let outcome = Mutex::new(Ok(()));
+    std::thread::scope(|scope| {
+        for scratch in scratches {
+            scope.spawn(|| {
+                while let Some(item) = next() {
+                    if let Err(error) = each(scratch, item) {
+                        *outcome.lock().unwrap_or_else(PoisonError::into_inner) = Err(error);
+                        while next().is_some() {}
+                    }
+                }
+            });
+        }
+    });
+    outcome.into_inner().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn write(path: &Path, text: &str) -> Result<(), String> {

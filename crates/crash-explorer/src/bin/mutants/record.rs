@@ -7,7 +7,8 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::Write;
 use std::path::Path;
 
-/// A file with a line for each fault that was caught: a number that stands for the fault and for the sources that it was put into, and its name.
+/// A file with a line for each fault that was caught, and each test that passed without one: a number that stands for it and for the sources, and
+/// its name.
 pub struct Record {
     sources: u64,
     caught: BTreeSet<String>,
@@ -41,6 +42,26 @@ impl Record {
         self.caught.contains(&self.key(mutant))
     }
 
+    /// Whether a test passed in these sources without any fault.
+    pub fn passed(&self, test: &str) -> bool {
+        self.caught.contains(&self.key_of_pass(test))
+    }
+
+    /// It did.
+    ///
+    /// # Errors
+    /// When that cannot be written.
+    pub fn note_pass(&mut self, test: &str) -> Result<(), String> {
+        let key = self.key_of_pass(test);
+        writeln!(self.file, "{key} passes {test}").map_err(|error| format!("the record: {error}"))
+    }
+
+    fn key_of_pass(&self, test: &str) -> String {
+        let mut hasher = DefaultHasher::new();
+        (self.sources, "passes", test).hash(&mut hasher);
+        format!("{:016x}", hasher.finish())
+    }
+
     /// It was.
     ///
     /// # Errors
@@ -66,10 +87,12 @@ mod tests {
         });
         let mut record = Record::open(&path, 1).expect("begun");
         record.note(&one).expect("written");
+        record.note_pass("-p jbd2").expect("written");
         assert!(!record.has(&one), "this call has done it anyway");
         for (sources, is_known) in [(1, true), (2, false)] {
             let record = Record::open(&path, sources).expect("goes on");
             assert_eq!((record.has(&one), record.has(&other)), (is_known, false));
+            assert_eq!((record.passed("-p jbd2"), record.passed("-p extfs")), (is_known, false));
         }
         one.tests.push("-p jbd2".to_owned());
         assert!(!Record::open(&path, 1).expect("goes on").has(&one), "another test");
