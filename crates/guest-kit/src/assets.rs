@@ -37,7 +37,8 @@ impl Assets {
         &self.base
     }
 
-    /// A program of the host with its libraries, as an archive to append. Prepared once per process.
+    /// A program of the host with its libraries, as an archive to append; "postgresql" is the server with all that it needs, where the host has it.
+    /// Prepared once per process.
     ///
     /// # Errors
     /// When it is not installed; scripts/install-packages.sh has the list.
@@ -48,7 +49,10 @@ impl Assets {
             return Ok(archive.clone());
         }
         let mut tree = FileTree::new();
-        tree.program(&program::find_program(name)?, &format!("bin/{name}"))?;
+        match name {
+            "postgresql" => postgresql(&mut tree)?,
+            _ => tree.program(&program::find_program(name)?, &format!("bin/{name}"))?,
+        }
         let archive: Arc<[u8]> = tree.archive().into();
         archives.insert(name, archive.clone());
         Ok(archive)
@@ -96,6 +100,31 @@ fn programs() -> Result<FileTree> {
     tree.symlink("etc/mtab", "/proc/mounts");
     tree.program(guest_tools()?, "bin/guest-tools")?;
     Ok(tree)
+}
+
+/// Where Debian has its versions of PostgreSQL, and what they share.
+const POSTGRESQL: [&str; 2] = ["/usr/lib/postgresql", "/usr/share/postgresql"];
+
+/// The newest version of PostgreSQL that the host has; `None` where it has none.
+pub fn postgresql_version() -> Option<u32> {
+    let names = std::fs::read_dir(POSTGRESQL[0]).ok()?.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    names.filter_map(|name| name.parse().ok()).max()
+}
+
+/// Its server, and what makes, asks and loads one, where they are on the host: they find what they share by that.
+fn postgresql(tree: &mut FileTree) -> Result<()> {
+    let version = postgresql_version().ok_or_else(|| Error::NoProgram("postgres (package postgresql)".to_owned()))?;
+    let [programs, shared] = POSTGRESQL.map(|directory| Path::new(directory).join(version.to_string()));
+    for name in ["postgres", "initdb", "pgbench", "psql"] {
+        let path = programs.join("bin").join(name);
+        tree.program(&path, &path.to_string_lossy())?;
+    }
+    // What initdb loads into each cluster.
+    for name in ["plpgsql.so", "dict_snowball.so"] {
+        let path = programs.join("lib").join(name);
+        tree.program(&path, &path.to_string_lossy())?;
+    }
+    tree.copy(&shared)
 }
 
 /// Builds the guest's own tools, in a target directory of their own so that a running

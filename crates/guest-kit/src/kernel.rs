@@ -8,6 +8,7 @@ use crate::modules::ModuleTree;
 use crate::program;
 use crate::tree::FileTree;
 use std::collections::BTreeMap;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -15,6 +16,9 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 /// Modules that every guest loads, with what they depend on. ext4 and jbd2 are built into
 /// Debian's cloud kernel; the list says so to the reader and would load them elsewhere.
 const MODULES: [&str; 4] = ["virtio_pci", "virtio_blk", "ext4", "jbd2"];
+
+/// A kernel's configuration is some hundred kB of text.
+const CONFIGURATION_BYTES_MAX: u64 = 8 << 20;
 
 /// How an image begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,6 +84,16 @@ impl Kernel {
         Ok(Self { image: image.to_owned(), modules: None, version, is_smp, format })
     }
 
+    /// Whether something is built into the kernel, by the configuration that it carries: "XFS_FS". What carries none is taken not to have it.
+    ///
+    /// # Errors
+    /// When the image cannot be read.
+    pub fn has_built_in(&self, option: &str) -> Result<bool> {
+        let bytes = std::fs::read(&self.image).at("read", &self.image)?;
+        let line = format!("CONFIG_{option}=y");
+        Ok(configuration(&bytes).is_some_and(|text| text.lines().any(|known| known == line)))
+    }
+
     /// What every guest loads and what `wanted` names, with what these depend on, as an archive to append to the initramfs: the
     /// modules and a list in the order in which init inserts them. A word of `wanted` may have parameters: "brd rd_nr=1".
     ///
@@ -117,6 +131,22 @@ impl Kernel {
         tree.file("etc/load-modules", 0o644, list);
         Ok(tree.archive())
     }
+}
+
+/// Between these marks a kernel that was built with `IKCONFIG` has its own configuration, compressed (kernel/configs.c).
+const CONFIGURATION: [&[u8]; 2] = [b"IKCFG_ST", b"IKCFG_ED"];
+
+/// The configuration that an uncompressed kernel carries.
+fn configuration(bytes: &[u8]) -> Option<String> {
+    let find = |mark: &[u8], from: usize| {
+        bytes.get(from..)?.windows(mark.len()).position(|window| window == mark).map(|at| from + at)
+    };
+    let [begin, end] = CONFIGURATION;
+    let begin = find(begin, 0)? + begin.len();
+    let end = find(end, begin)?;
+    let mut text = String::new();
+    flate2::read::GzDecoder::new(&bytes[begin..end]).take(CONFIGURATION_BYTES_MAX).read_to_string(&mut text).ok()?;
+    Some(text)
 }
 
 /// The format of an image, and what it says of itself: version, builder, "#1 SMP …". The places are those of the kernel's
@@ -194,6 +224,23 @@ mod tests {
         std::fs::write(&path, b"#!/bin/sh\n").unwrap();
         let error = Kernel::of_file(&path).unwrap_err().to_string();
         assert!(error.contains("is no guest's kernel"), "{error}");
+    }
+
+    #[test]
+    fn a_kernel_that_carries_its_configuration_tells_what_is_built_in() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("kernel");
+        let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
+        std::io::Write::write_all(&mut gzip, b"CONFIG_XFS_FS=y\n# CONFIG_F2FS_FS is not set\nCONFIG_BTRFS_FS=m\n")
+            .unwrap();
+        let mut elf = b"\x7fELF....Linux version 6.12.1 (a@b) (gcc) #1 PREEMPT_NONE\n\0".to_vec();
+        std::fs::write(&path, &elf).unwrap();
+        assert!(!Kernel::of_file(&path).unwrap().has_built_in("XFS_FS").unwrap(), "it carries none");
+        elf.extend([CONFIGURATION[0], &gzip.finish().unwrap(), CONFIGURATION[1]].concat());
+        std::fs::write(&path, &elf).unwrap();
+        let kernel = Kernel::of_file(&path).unwrap();
+        let has = ["XFS_FS", "F2FS_FS", "BTRFS_FS", "XFS"].map(|option| kernel.has_built_in(option).unwrap());
+        assert_eq!(has, [true, false, false, false]);
     }
 
     #[test]

@@ -68,6 +68,19 @@ impl FileTree {
         Ok(())
     }
 
+    /// Copies the files of a directory of the host, and of those below it, to where they are there.
+    pub fn copy(&mut self, directory: &Path) -> Result<()> {
+        for entry in std::fs::read_dir(directory).at("list", directory)? {
+            let path = entry.at("list", directory)?.path();
+            if path.is_dir() {
+                self.copy(&path)?;
+            } else {
+                self.file(&path.to_string_lossy(), 0o644, std::fs::read(&path).at("read", &path)?);
+            }
+        }
+        Ok(())
+    }
+
     fn insert(&mut self, path: &str, node: Node) {
         let path = path.trim_matches('/');
         if let Some(at) = path.rfind('/') {

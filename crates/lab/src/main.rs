@@ -162,7 +162,7 @@ struct ShootOutArgs {
     /// Only these contenders, by name.
     #[arg(long, value_delimiter = ',')]
     contenders: Vec<String>,
-    /// Only these loads: fsync, sqlite, sqlite_wal, varmail, append, overwrite, untar, postmark.
+    /// Only these loads: fsync, sqlite, sqlite_wal, postgresql, rocksdb, varmail, append, overwrite, untar, postmark.
     #[arg(long, value_delimiter = ',')]
     loads: Vec<String>,
     /// Measure loads only: kill nobody.

@@ -4,8 +4,8 @@
 
 use guest_tools::options::Options;
 use guest_tools::{
-    Result, build, compile, database, filebench, gaps, iozone, load, mix, namespace, nvm, records, scribble, sources,
-    sqlite, updates,
+    Result, build, compile, database, filebench, gaps, iozone, load, mix, namespace, nvm, postgresql, records, rocksdb,
+    scribble, sources, sqlite, updates,
 };
 use std::process::ExitCode;
 
@@ -27,6 +27,8 @@ fn main() -> ExitCode {
         "updates" => updates::run,
         "iozone" => iozone::run,
         "sqlite" => sqlite::run,
+        "postgresql" => postgresql::run,
+        "rocksdb" => rocksdb::run,
         "sources" => sources::run,
         "build" => build::run,
         "namespace" => namespace::run,
@@ -34,7 +36,7 @@ fn main() -> ExitCode {
         _ => {
             eprintln!(
                 "guest-tools: '{name}' is not one of records, mix, verify, database, append, randwrite, untar, compile, scribble, \
-                 filebench, updates, iozone, sqlite, sources, build, namespace, nvm, gaps"
+                 filebench, updates, iozone, sqlite, postgresql, rocksdb, sources, build, namespace, nvm, gaps"
             );
             return ExitCode::from(2);
         }

@@ -12,6 +12,8 @@ pub(super) enum FileSystem {
     Ext4 { features: &'static str },
     /// ext4 with its journal on a file in the host's memory.
     Ext4TmpfsJournal,
+    /// ext4 on dm-writecache in the guest, whose cache is a file in the host's memory.
+    Ext4Writecache,
     /// Another one, by its name: what its module and its mkfs are called after.
     Other(&'static str),
 }
@@ -60,11 +62,17 @@ pub(super) struct Contender {
 }
 
 impl FileSystem {
+    /// Whether a second disk of the guest's, which has a part of it, is a file in the host's memory.
+    pub(super) fn has_memory_disk(self) -> bool {
+        matches!(self, Self::Ext4TmpfsJournal | Self::Ext4Writecache)
+    }
+
     fn in_words(self) -> String {
         match self {
             Self::Ext4 { features: "" } => "ext4".to_owned(),
             Self::Ext4 { features } => format!("ext4 with {features}"),
             Self::Ext4TmpfsJournal => "ext4, its journal on a file in the host's memory".to_owned(),
+            Self::Ext4Writecache => "ext4 on dm-writecache, whose cache is a file in the host's memory".to_owned(),
             Self::Other(kind) => kind.to_owned(),
         }
     }
@@ -106,7 +114,7 @@ pub(super) fn promise(file_system: FileSystem, mount: &str, served: Served, deat
     if death != Death::Host {
         return Promise::Everything;
     }
-    let is_on_memory = file_system == FileSystem::Ext4TmpfsJournal || mount.contains("barrier=0");
+    let is_on_memory = file_system.has_memory_disk() || mount.contains("barrier=0");
     match served {
         _ if is_on_memory => Promise::Nothing,
         Served::Qemu(Cache::Unsafe) | Served::QemuCached(_) => Promise::Nothing,
@@ -137,12 +145,13 @@ pub(super) fn described(name: &str) -> Option<[String; 3]> {
 const EXT4: FileSystem = FileSystem::Ext4 { features: "" };
 const PLAIN: Served = Served::Amberlog("storage");
 
-const ALL: [(&str, FileSystem, &str, Served); 28] = [
+const ALL: [(&str, FileSystem, &str, Served); 29] = [
     ("ext4-ordered", EXT4, "data=ordered", PLAIN),
     ("ext4-journal", EXT4, "data=journal", PLAIN),
     ("ext4-fast-commit", FileSystem::Ext4 { features: "fast_commit" }, "data=ordered", PLAIN),
     ("ext4-nobarrier", EXT4, "data=ordered,barrier=0", PLAIN),
     ("ext4-tmpfs-journal", FileSystem::Ext4TmpfsJournal, "data=journal,journal_path=/dev/vdb", PLAIN),
+    ("ext4-writecache", FileSystem::Ext4Writecache, "data=ordered", PLAIN),
     ("xfs", FileSystem::Other("xfs"), "rw", PLAIN),
     ("btrfs", FileSystem::Other("btrfs"), "rw", PLAIN),
     ("f2fs", FileSystem::Other("f2fs"), "rw", PLAIN),
@@ -194,7 +203,13 @@ pub(super) fn chosen(names: &[String]) -> Result<(Vec<Contender>, Vec<String>)> 
             is_stock,
         };
         match file_system {
-            FileSystem::Other(kind) => match missing(kind, &stock) {
+            FileSystem::Other(_) | FileSystem::Ext4Writecache if is_built_in(file_system, &native)? => {
+                match uninstalled(file_system) {
+                    Some(reason) => absent.push(format!("{name}: {reason}")),
+                    None => contenders.push(make(&native, false, name)),
+                }
+            }
+            FileSystem::Other(_) | FileSystem::Ext4Writecache => match missing(file_system, &stock) {
                 Some(reason) => absent.push(format!("{name}: {reason}")),
                 None => {
                     references |= native != stock;
@@ -220,25 +235,54 @@ fn stock_platform() -> Result<Platform> {
     Ok(Platform::for_guest(&spec)?)
 }
 
-/// Why a file system cannot take part: the guest's kernel has it not, or the host cannot make one.
-fn missing(kind: &str, platform: &Platform) -> Option<String> {
+/// What a kernel needs for a file system: a module, where it is among modules, and the option that builds it in.
+fn needed(file_system: FileSystem) -> Option<(&'static str, String, String)> {
+    match file_system {
+        FileSystem::Other(kind) => Some((kind, format!("kernel/fs/{kind}"), format!("{}_FS", kind.to_uppercase()))),
+        FileSystem::Ext4Writecache => {
+            Some(("dm-writecache", "kernel/drivers/md".to_owned(), "DM_WRITECACHE".to_owned()))
+        }
+        FileSystem::Ext4 { .. } | FileSystem::Ext4TmpfsJournal => None,
+    }
+}
+
+/// Whether a kernel has it without modules.
+fn is_built_in(file_system: FileSystem, platform: &Platform) -> Result<bool> {
+    match needed(file_system) {
+        Some((_, _, option)) => Ok(platform.kernel.has_built_in(&option)?),
+        None => Ok(true),
+    }
+}
+
+/// Why a file system cannot take part: the guest's kernel has it not, or the host lacks a program.
+fn missing(file_system: FileSystem, platform: &Platform) -> Option<String> {
+    let (kind, place, _) = needed(file_system)?;
     let listed = |directory: &Path, list: &str| {
         let text = std::fs::read_to_string(directory.join(list)).unwrap_or_default();
         text.lines().any(|line| line.contains(&format!("/{kind}.ko")))
     };
     let has = platform.kernel.modules.as_deref().is_some_and(|directory| {
-        ["modules.dep", "modules.builtin"].iter().any(|list| listed(directory, list)) || has_module(directory, kind)
+        ["modules.dep", "modules.builtin"].iter().any(|list| listed(directory, list))
+            || has_module(&directory.join(&place), kind)
     });
     if !has {
         return Some(format!("the guest's kernel ({}) has no {kind}", platform.kernel.version));
     }
-    let tool = format!("mkfs.{kind}");
+    uninstalled(file_system)
+}
+
+/// What the host makes it with, if it does not have that.
+fn uninstalled(file_system: FileSystem) -> Option<String> {
+    let tool = match file_system {
+        FileSystem::Other(kind) => format!("mkfs.{kind}"),
+        FileSystem::Ext4Writecache => "dmsetup".to_owned(),
+        FileSystem::Ext4 { .. } | FileSystem::Ext4TmpfsJournal => return None,
+    };
     guest_kit::program::find_program(&tool).is_err().then(|| format!("{tool} is not installed"))
 }
 
 /// A kernel package that was only unpacked has no lists yet.
-fn has_module(directory: &Path, kind: &str) -> bool {
-    let place = directory.join("kernel/fs").join(kind);
+fn has_module(place: &Path, kind: &str) -> bool {
     [format!("{kind}.ko"), format!("{kind}.ko.xz")].iter().any(|name| place.join(name).is_file())
 }
 
@@ -266,7 +310,15 @@ mod tests {
         for name in ["retain-5", "retain-5-ordered"] {
             assert_eq!(of(name), Promise::Older(5), "{name}");
         }
-        for name in ["ext4-nobarrier", "ext4-tmpfs-journal", "qemu-unsafe", "retain", "retain-never-hot", "copy"] {
+        for name in [
+            "ext4-nobarrier",
+            "ext4-tmpfs-journal",
+            "ext4-writecache",
+            "qemu-unsafe",
+            "retain",
+            "retain-never-hot",
+            "copy",
+        ] {
             assert_eq!(of(name), Promise::Nothing, "{name}");
         }
         let [_, served, promised] = described("retain-5").unwrap();

@@ -25,6 +25,8 @@ pub(super) const IMAGE_MIB: u32 = 1024;
 pub(super) const JOURNAL_MIB: u32 = 64;
 pub(super) const GUEST_MIB: u32 = 384;
 const BLOCK_BYTES: u32 = 4096;
+/// The guest's only device of the device mapper, by the name that the kernel gives it: no udev is there to give it another.
+const CACHED: &str = "/dev/dm-0";
 /// Of each phase: a boot, a preparation, a load, an end.
 pub(super) const LIMIT: Duration = Duration::from_secs(300);
 
@@ -98,6 +100,10 @@ impl Stand {
                 recipe.journal = Journal::External(self.journal());
                 recipe.make(&image)?;
             }
+            FileSystem::Ext4Writecache => {
+                self.make_cache()?;
+                ExtRecipe::ext4(IMAGE_MIB, JOURNAL_MIB).make(&image)?;
+            }
             FileSystem::Other(kind) => {
                 image::create_sparse(&image, u64::from(IMAGE_MIB) << 20)?;
                 program::run(program::command(&format!("mkfs.{kind}"))?.arg("-q").arg(&image), &[0])?;
@@ -105,6 +111,11 @@ impl Stand {
         }
         let file = std::fs::File::open(&image).at("open", &image)?;
         file.sync_all().at("make durable", &image)
+    }
+
+    /// What dm-writecache takes for a cache that nobody has used yet.
+    pub(super) fn make_cache(&self) -> Result<()> {
+        Ok(image::create_sparse(&self.journal(), u64::from(JOURNAL_MIB) << 20)?)
     }
 
     /// A guest of a contender on this stand, with a script.
@@ -121,10 +132,13 @@ impl Stand {
             // It has modules, which is how a guest gets the stock kernel.
             spec.modules.push(match contender.file_system {
                 FileSystem::Other(kind) => kind.to_owned(),
+                FileSystem::Ext4Writecache => "dm-writecache".to_owned(),
                 _ => "brd rd_nr=1 rd_size=64".to_owned(),
             });
         }
-        let has_journal_disk = contender.file_system == FileSystem::Ext4TmpfsJournal;
+        if contender.file_system == FileSystem::Ext4Writecache {
+            spec.programs.push("dmsetup");
+        }
         Ok(match contender.served {
             Served::Qemu(cache) => spec.drives(vec![Drive::new(image, cache)]),
             Served::QemuCached(cache) => spec.drives(vec![Drive::new(self.backing(), cache)]),
@@ -145,10 +159,14 @@ impl Stand {
                     words.push("--remote-insecure".into());
                 }
                 words.extend(["--disk".into(), disk]);
-                if has_journal_disk {
-                    let mut journal = self.journal().into_os_string();
-                    journal.push(",for=data,name=journal");
-                    words.extend(["--journal-disk".into(), journal]);
+                if contender.file_system.has_memory_disk() {
+                    let mut memory = self.journal().into_os_string();
+                    let (option, rest) = match contender.file_system {
+                        FileSystem::Ext4TmpfsJournal => ("--journal-disk", ",for=data,name=journal"),
+                        _ => ("--disk", ",placement=storage,name=cache"),
+                    };
+                    memory.push(rest);
+                    words.extend([option.into(), memory]);
                 }
                 words.extend(["--shm".into(), self.memory.path().into(), "--report".into(), self.report().into()]);
                 words.extend(["--samples".into(), self.samples().into()]);
@@ -171,7 +189,44 @@ impl Stand {
             FileSystem::Other(kind) => kind,
             _ => "ext4",
         };
-        format!("mount -t {kind} -o {} /dev/vda /mnt || fail mount", contender.mount)
+        let device = match contender.file_system {
+            FileSystem::Ext4Writecache => CACHED,
+            _ => "/dev/vda",
+        };
+        let [attach, _] = Self::cache_lines(contender);
+        format!("{attach}mount -t {kind} -o {} {device} /mnt || fail mount", contender.mount)
+    }
+
+    /// The same after a death, for whom nobody could look after before.
+    pub(super) fn mount_as_a_boot_does(contender: &Contender) -> String {
+        let [attach, _] = Self::cache_lines(contender);
+        let mount = Self::mount(contender);
+        if attach.is_empty() {
+            return mount;
+        }
+        // What it repairs is an error that it mended.
+        let check = format!("e2fsck -fy {CACHED} >/dev/null || [ $? -le 2 ] || fail e2fsck");
+        mount.replacen(&attach, &format!("{attach}{check}\n"), 1)
+    }
+
+    /// Shell lines that bring home what the file system has, and unmount it.
+    pub(super) fn unmount(contender: &Contender) -> String {
+        let [_, detach] = Self::cache_lines(contender);
+        format!("umount /mnt || fail umount{detach}")
+    }
+
+    /// Where the contender has dm-writecache: lines before its mount, and behind its unmount.
+    fn cache_lines(contender: &Contender) -> [String; 2] {
+        if contender.file_system != FileSystem::Ext4Writecache {
+            return Default::default();
+        }
+        // Nobody of udev is in the guest.
+        let dmsetup = |words: &str| format!("dmsetup --noudevrules --noudevsync {words} || fail dmsetup");
+        let table = "0 $(cat /sys/block/vda/size) writecache s /dev/vda /dev/vdb 4096 0";
+        let attach = dmsetup(&format!("create cached --table \"{table}\""));
+        // So it writes back all that it has.
+        let flush = dmsetup("message cached 0 flush");
+        [format!("{attach}\n"), format!("\n{flush}\n{}", dmsetup("remove cached"))]
     }
 
     /// Bytes to each kind of fast memory, and over the network, by amberlog's report, without what it had counted `before` the load; and what an
@@ -295,7 +350,7 @@ pub(super) fn measure(options: &ShootOut, contender: &Contender, load: Load) -> 
          {mount}
          mkdir -p /mnt/work
          {prepare}
-         umount /mnt || fail umount
+         {unmount}
          {mount}
          sync
          echo 3 >/proc/sys/vm/drop_caches
@@ -308,7 +363,7 @@ pub(super) fn measure(options: &ShootOut, contender: &Contender, load: Load) -> 
          read -r loaded rest </proc/uptime
          mark loaded
          read -r go <&5
-         umount /mnt || fail umount
+         {unmount}
          read -r ended rest </proc/uptime
          mark home
          read -r go <&5
@@ -316,10 +371,11 @@ pub(super) fn measure(options: &ShootOut, contender: &Contender, load: Load) -> 
          mark times $begin $loaded $ended
          grep -e phase= /tmp/result | sed 's/^/mark result /' >/dev/ttyS1 || true",
         mount = Stand::mount(contender),
+        unmount = Stand::unmount(contender),
         check = load.check(),
     );
     let mut spec = stand.spec(contender, load.name(), script)?;
-    spec.programs = load.programs().to_vec();
+    spec.programs.extend(load.programs());
     let started = Instant::now();
     let mut guest = Guest::start(spec)?;
     guest.wait_mark("ready", LIMIT)?;

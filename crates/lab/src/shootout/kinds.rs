@@ -12,6 +12,10 @@ pub enum Load {
     Sqlite,
     /// The same with its write-ahead log.
     SqliteWal,
+    /// TPC-B's transaction on PostgreSQL, by its own pgbench.
+    Postgresql,
+    /// Writes to RocksDB, each made durable, by its own db_bench.
+    Rocksdb,
     /// A mail server: 16 threads, two fsyncs a flow.
     Varmail,
     /// A file of 200 MiB that grows from nothing, made durable at its end.
@@ -26,10 +30,12 @@ pub enum Load {
 
 impl Load {
     /// All of them.
-    pub(super) const ALL: [Self; 8] = [
+    pub(super) const ALL: [Self; 10] = [
         Self::Fsync,
         Self::Sqlite,
         Self::SqliteWal,
+        Self::Postgresql,
+        Self::Rocksdb,
         Self::Varmail,
         Self::Append,
         Self::Overwrite,
@@ -43,6 +49,8 @@ impl Load {
             Self::Fsync => "fsync",
             Self::Sqlite => "sqlite",
             Self::SqliteWal => "sqlite_wal",
+            Self::Postgresql => "postgresql",
+            Self::Rocksdb => "rocksdb",
             Self::Varmail => "varmail",
             Self::Append => "append",
             Self::Overwrite => "overwrite",
@@ -55,7 +63,8 @@ impl Load {
     pub(super) fn operation(self) -> &'static str {
         match self {
             Self::Fsync | Self::Varmail => "fsync",
-            Self::Sqlite | Self::SqliteWal => "transaction",
+            Self::Sqlite | Self::SqliteWal | Self::Postgresql => "transaction",
+            Self::Rocksdb => "write",
             Self::Append | Self::Overwrite | Self::Untar | Self::Postmark => "operation",
         }
     }
@@ -63,8 +72,23 @@ impl Load {
     pub(super) fn programs(self) -> &'static [&'static str] {
         match self {
             Self::Sqlite | Self::SqliteWal => &["sqlite3"],
+            Self::Postgresql => &["postgresql"],
+            Self::Rocksdb => &["db_bench"],
             Self::Postmark => &["postmark"],
             Self::Fsync | Self::Varmail | Self::Append | Self::Overwrite | Self::Untar => &[],
+        }
+    }
+
+    /// What the host would have to have installed for it, if it has not: these are large, and nobody needs them but for this.
+    fn uninstalled(self) -> Option<&'static str> {
+        match self {
+            Self::Postgresql if guest_kit::assets::postgresql_version().is_none() => {
+                Some("PostgreSQL is not installed (package postgresql)")
+            }
+            Self::Rocksdb if guest_kit::program::find_program("db_bench").is_err() => {
+                Some("db_bench is not installed (package rocksdb-tools)")
+            }
+            _ => None,
         }
     }
 
@@ -78,6 +102,16 @@ impl Load {
             Self::Sqlite | Self::SqliteWal => {
                 let journal = if self == Self::Sqlite { "rollback journal" } else { "write-ahead log" };
                 format!("{} transactions of TPC-B on 10,000 accounts, {journal}", of(SQLITE_TRANSACTIONS))
+            }
+            Self::Postgresql => format!(
+                "pgbench: {} transactions of TPC-B on 100,000 accounts, 4 clients, with the server's start, a look at its sums and its checkpoint at the end",
+                of(POSTGRESQL_TRANSACTIONS)
+            ),
+            Self::Rocksdb => {
+                format!(
+                    "db_bench: {} writes of 100 bytes, its write-ahead log made durable after each",
+                    of(ROCKSDB_WRITES)
+                )
             }
             Self::Varmail => format!("filebench varmail: 1,000 files, 16 threads, {} flows", of(VARMAIL_FLOWS)),
             Self::Append => format!("a file of {} MiB that grows from nothing, then sync", of(LARGE_MIB)),
@@ -150,6 +184,17 @@ impl Load {
             ),
             Self::Sqlite => sqlite("delete"),
             Self::SqliteWal => sqlite("wal"),
+            Self::Postgresql => {
+                let words = "guest-tools postgresql --directory /mnt/work/cluster";
+                (
+                    format!("{words} --phase create"),
+                    format!("{words} --phase run --transactions {}", of(POSTGRESQL_TRANSACTIONS)),
+                )
+            }
+            Self::Rocksdb => (
+                String::new(),
+                format!("guest-tools rocksdb --directory /mnt/work/rocksdb --writes {}", of(ROCKSDB_WRITES)),
+            ),
             Self::Varmail => {
                 let words =
                     "guest-tools filebench --personality varmail --directory /mnt/work/set --seed 1 --files 1000";
@@ -174,6 +219,8 @@ impl Size {
 
 const FSYNC_MIB: Size = Size { full: 16, quick: 1 };
 const SQLITE_TRANSACTIONS: Size = Size { full: 3000, quick: 60 };
+const POSTGRESQL_TRANSACTIONS: Size = Size { full: 4000, quick: 40 };
+const ROCKSDB_WRITES: Size = Size { full: 4000, quick: 60 };
 const VARMAIL_FLOWS: Size = Size { full: 2500, quick: 60 };
 const LARGE_MIB: Size = Size { full: 200, quick: 8 };
 const OVERWRITE_MIB: Size = Size { full: 50, quick: 2 };
@@ -207,11 +254,14 @@ impl Death {
     }
 }
 
-pub(super) fn chosen(names: &[String]) -> Result<Vec<Load>> {
+/// Loads of these names, or all; and why others are left out.
+pub(super) fn chosen(names: &[String]) -> Result<(Vec<Load>, Vec<String>)> {
     let find = |name: &String| {
         let all = Load::ALL.map(Load::name).join(", ");
         let found = Load::ALL.into_iter().find(|load| load.name() == name);
         found.ok_or_else(|| Error::NotOfShootOut(format!("load '{name}'; there are {all}")))
     };
-    if names.is_empty() { Ok(Load::ALL.to_vec()) } else { names.iter().map(find).collect() }
+    let wanted = if names.is_empty() { Load::ALL.to_vec() } else { names.iter().map(find).collect::<Result<_>>()? };
+    let absent = wanted.iter().filter_map(|load| Some(format!("{}: {}", load.name(), load.uninstalled()?))).collect();
+    Ok((wanted.into_iter().filter(|load| load.uninstalled().is_none()).collect(), absent))
 }

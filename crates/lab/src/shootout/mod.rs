@@ -105,8 +105,9 @@ pub(crate) const PROMISE_KEPT: &str = "promise_kept";
 /// When there is no FUSE here, a name is unknown, results cannot be kept, a placement of amberlog broke its promise, or somebody asked for the end.
 pub fn run(options: &ShootOut) -> Result<usize> {
     TestStorage::probe().map_err(|error| Error::Told(format!("a shoot-out needs a medium that forgets: {error}")))?;
-    let (contenders, absent) = contender::chosen(&options.contenders)?;
-    let loads = kinds::chosen(&options.loads)?;
+    let (contenders, mut absent) = contender::chosen(&options.contenders)?;
+    let (loads, absent_loads) = kinds::chosen(&options.loads)?;
+    absent.extend(absent_loads);
     let raw = options.out.join("raw");
     std::fs::create_dir_all(&raw).at("make", &raw)?;
     for reason in &absent {

@@ -179,6 +179,14 @@ fn look_after_it_as_a_boot_does(stand: &mut Stand, contender: &Contender, death:
         // Its journal is elsewhere: amberlog brings it home when it serves the disk again, before anybody mounts it.
         return Ok(words);
     }
+    if contender.file_system == FileSystem::Ext4Writecache {
+        // Without its cache it is no file system: the guest looks after it, once it has both. A cache that was lost begins anew.
+        if death == Death::Host {
+            stand.make_cache()?;
+            words.push("its cache was lost".to_owned());
+        }
+        return Ok(words);
+    }
     let backing = stand.backing();
     stand.storage = None;
     if contender.file_system == FileSystem::Ext4TmpfsJournal && death == Death::Host {
@@ -239,9 +247,10 @@ fn look_for(stand: &Stand, contender: &Contender, acknowledged: u64, promised: O
              look {promised}
              older=$lost
          fi
-         umount /mnt
+         {unmount}
          mark result $result first=$first older=$older",
-        mount = Stand::mount(contender),
+        mount = Stand::mount_as_a_boot_does(contender),
+        unmount = Stand::unmount(contender),
         promised = promised.map_or_else(String::new, |record| record.to_string()),
     );
     let reported = Guest::run(stand.spec(contender, "afterwards", script)?, LIMIT)?;
