@@ -471,10 +471,11 @@ impl<R: Route + ?Sized + 'static> Device<R> {
         control_ended.map_err(timed_out)?;
         let (route, operations) = threads.ended.recv_timeout(patience).map_err(timed_out)?;
         let _ = threads.control_thread.join();
-        join_last(threads.worker_thread);
         if operations > 0 {
+            // Its thread is not waited for: where one of the kernel's asks storage in its stead, it does not end before that has the answer.
             return Err(Error::Unanswered { name, operations, waited: begun.elapsed() });
         }
+        join_last(threads.worker_thread);
         Ok(route)
     }
 }

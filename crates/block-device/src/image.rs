@@ -79,6 +79,8 @@ pub struct Image {
     kind: ImageKind,
     read_only: bool,
     direct: Option<DirectAlignment>,
+    /// Asking it for anything waits for the answer, whatever the kernel is told.
+    waits: bool,
     logical_block_bytes: u32,
     physical_block_bytes: u32,
     discard: bool,
@@ -220,6 +222,7 @@ impl Image {
         let tail = has_tail.then(|| reopen(&file.file, !options.read_only, 0)).transpose();
         let tail = tail.map_err(|e| refuse(format!("it cannot be opened once more: {e}")))?;
         let is_locked = file.is_locked;
+        let waits = waits_when_asked(&file.file);
         let image = Image {
             path: path.to_owned(),
             file,
@@ -228,6 +231,7 @@ impl Image {
             kind,
             read_only: options.read_only,
             direct,
+            waits,
             logical_block_bytes,
             physical_block_bytes,
             discard: false,
@@ -408,6 +412,11 @@ impl Image {
         self.direct
     }
 
+    /// Whether a read or write of it has the thread that asks wait, unless the kernel is told to have one of its own wait.
+    pub(crate) fn waits(&self) -> bool {
+        self.waits
+    }
+
     /// The smallest unit that storage takes, in bytes.
     pub fn logical_block_bytes(&self) -> u32 {
         self.logical_block_bytes
@@ -503,6 +512,18 @@ fn open_worked(file: &File, path: &Path, is_direct: bool) -> Option<File> {
         log::debug!("who follows a worker that died waits longer for {}: {error}", path.display());
         None
     })
+}
+
+/// `FUSE_SUPER_MAGIC` of statfs(2). io_uring takes such a file for one that may be asked without waiting (it has a `poll`), and it is not:
+/// each write waits for the file system's answer, with whatever else the thread has to do behind it (seen with Linux 6.18).
+const FUSE: u64 = 0x6573_5546;
+
+fn waits_when_asked(file: &File) -> bool {
+    match rustix::fs::fstatfs(file) {
+        Ok(status) => status.f_type as u64 == FUSE,
+        // Some of that family do not answer the question.
+        Err(error) => error == rustix::io::Errno::NOSYS,
+    }
 }
 
 fn explain_open(error: &std::io::Error) -> String {

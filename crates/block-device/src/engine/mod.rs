@@ -299,8 +299,9 @@ impl Engine {
     fn push_transfer(&mut self, index: u32) {
         let file = self.file();
         let alignment = self.place_alignment();
+        let (others, waits) = (self.in_kernel > 1, self.image.waits());
         let transfer = self.transfers[index as usize].as_mut().expect("the transfer is under way");
-        match transfer.next_entry(file, self.table.as_deref(), &self.zeros, alignment, self.in_kernel > 1) {
+        match transfer.next_entry(file, self.table.as_deref(), &self.zeros, alignment, others, waits) {
             // SAFETY: the transfer (boxed) and the memory it names stay until its completion has been reaped.
             Ok(entry) => unsafe { self.push(entry.user_data(TAG_TRANSFER << TAG_SHIFT | u64::from(index))) },
             Err(error) => self.transfer_ended(index, Err(io::Error::other(error))),

@@ -136,7 +136,7 @@ impl Transfer {
         self.operation.len - self.done
     }
 
-    /// The next submission. `table` is asked for every guest page that the kernel will write to.
+    /// The next submission. `table` is asked for every guest page that the kernel will write to. Where `image_waits`, a thread of the kernel's does.
     ///
     /// The caller must keep the transfer, and the memory its operation names, until the submission has completed.
     ///
@@ -149,8 +149,10 @@ impl Transfer {
         zeros: &AlignedBuffer,
         alignment_bytes: usize,
         others_under_way: bool,
+        image_waits: bool,
     ) -> Result<squeue::Entry, guest_memory::Error> {
         let offset = self.operation.offset + self.done;
+        let aside = |entry: squeue::Entry| if image_waits { entry.flags(squeue::Flags::ASYNC) } else { entry };
         match &self.way {
             Way::Straight => {
                 self.gather(alignment_bytes);
@@ -167,18 +169,18 @@ impl Transfer {
                 Ok(if cached && read && others_under_way && self.submitted >= ASYNC_BYTES_MIN {
                     entry.flags(squeue::Flags::ASYNC)
                 } else {
-                    entry
+                    aside(entry)
                 })
             }
             Way::Bounced(buffer) => {
                 let count = (self.left() as usize).min(buffer.len());
                 self.submitted = count;
-                Ok(if self.operation.operation == Operation::Read {
+                Ok(aside(if self.operation.operation == Operation::Read {
                     opcode::Read::new(file, buffer.as_ptr(), count as u32).offset(offset).build()
                 } else {
                     copy_from(&self.operation.buffers, self.done as usize, &buffer.slice().sub(0, count));
                     opcode::Write::new(file, buffer.as_ptr(), count as u32).offset(offset).build()
-                })
+                }))
             }
             Way::Allocate { mode } => {
                 self.submitted = 0;
@@ -194,7 +196,7 @@ impl Transfer {
                     self.submitted += count;
                     left -= count;
                 }
-                Ok(self.entry_of_vectors(file, false, offset))
+                Ok(aside(self.entry_of_vectors(file, false, offset)))
             }
         }
     }
