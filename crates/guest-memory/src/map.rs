@@ -263,6 +263,13 @@ impl VmMemory {
         Ok(self.ram_file(file)?.first_page)
     }
 
+    /// Whether a file is one of the guest's memory.
+    pub fn has_file(&self, file: &File) -> bool {
+        let Ok(metadata) = file.metadata() else { return false };
+        let identity = (metadata.dev(), metadata.ino());
+        self.files.read().expect("no panic under this lock").iter().any(|known| known.identity == identity)
+    }
+
     /// Whether pages can be protected, and if not, why not.
     pub fn protection(&self) -> Protection {
         self.channel.state()

@@ -199,6 +199,20 @@ impl OwnDirectory {
         rustix::fs::renameat(self, from, self, to).map_err(Error::system("renaming", &shown))
     }
 
+    /// Gives a file another name in the same directory. False, and nothing was done, where something has that name.
+    ///
+    /// # Errors
+    /// When the system refuses.
+    pub fn rename_to_new(&self, from: impl AsRef<OsStr>, to: impl AsRef<OsStr>) -> Result<bool, Error> {
+        let shown = self.path().join(from.as_ref());
+        let (from, to) = (self.name(from.as_ref())?, self.name(to.as_ref())?);
+        match rustix::fs::renameat_with(self, from, self, to, rustix::fs::RenameFlags::NOREPLACE) {
+            Ok(()) => Ok(true),
+            Err(rustix::io::Errno::EXIST) => Ok(false),
+            Err(error) => Err(Error::system("renaming", &shown)(error)),
+        }
+    }
+
     /// Removes a name: of a link, the link. One that is not there is no error; a directory is one.
     ///
     /// # Errors

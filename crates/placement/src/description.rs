@@ -10,6 +10,7 @@
 
 use crate::registry;
 use crate::scan::FoundLogPlace;
+use guest_memory::VmMemory;
 use own_files::{How, OwnDirectory};
 use rustix::fs::FileType;
 use serde::{Deserialize, Serialize};
@@ -169,6 +170,14 @@ pub enum DirectoryError {
     /// It, or what lies in it, is somebody else's or cannot be had.
     #[error(transparent)]
     Own(#[from] own_files::Error),
+    /// The VMM has a second file of memory by the name of the first one, which was renamed.
+    #[error(
+        "{path}: the VMM has two files of its guest's memory by that name, and the next one that is started for this VM could write over the second"
+    )]
+    SecondMemory {
+        /// The second one.
+        path: PathBuf,
+    },
     /// Something failed.
     #[error("{what} {path}: {source}")]
     System {
@@ -465,15 +474,24 @@ impl AreaDirectory {
         Ok(())
     }
 
-    /// The VMM that connected has the file of its memory open: whoever opens that name from now on gets another file.
+    /// The VMM that connected has the file of its memory open, which is one of those that `memory` has: whoever opens that name from now on
+    /// gets another file. Where the VMM's file has been renamed before, one with that name is another program's, which wanted to be this VM,
+    /// and its name goes: what pages are retained in never loses its own to it.
     ///
     /// # Errors
-    /// When it cannot be renamed.
-    pub fn take_memory_away(&self) -> Result<(), DirectoryError> {
-        match self.directory.rename(MEMORY, MEMORY_TAKEN) {
+    /// When it cannot be renamed, or the VMM has two of that name.
+    pub fn take_memory_away(&self, memory: &VmMemory) -> Result<(), DirectoryError> {
+        match self.directory.rename_to_new(MEMORY, MEMORY_TAKEN) {
             Err(error) if !error.is_missing() => Err(error.into()),
             Err(_) => Ok(()),
-            Ok(()) => {
+            Ok(false) => {
+                let file = self.directory.given_file(MEMORY, How::Read)?;
+                if memory.has_file(&file) {
+                    return Err(DirectoryError::SecondMemory { path: self.path().join(MEMORY) });
+                }
+                Ok(self.directory.remove(MEMORY)?)
+            }
+            Ok(true) => {
                 // Another user's VMM has its own file there, with a mode of its own.
                 if let Ok(file) = self.directory.given_file(MEMORY_TAKEN, How::Read) {
                     let _ = rustix::fs::fchmod(file, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR);
@@ -754,6 +772,36 @@ mod tests {
         assert!(!process_lives(pid, started) && !process_lives(pid, 0), "nobody has asked how it ended");
         process.wait().expect("gone");
         assert!(!process_lives(pid, started) && !process_lives(pid, 0));
+    }
+
+    /// Somebody starts a second VMM of the VM, which is turned away and leaves the file of its memory. Pages are retained in the first one's.
+    #[test]
+    fn a_second_vmms_memory_does_not_take_the_place_of_the_firsts() {
+        let base = tempfile::tempdir().expect("a temporary directory");
+        let directory = AreaDirectory::create(&base.path().join("vms"), &base.path().join("registry")).expect("made");
+        let memory = VmMemory::new();
+        let [ram, taken] = [MEMORY, MEMORY_TAKEN].map(|name| directory.path().join(name));
+        directory.take_memory_away(&memory).expect("there is none");
+        let make = |content: &[u8]| {
+            directory.make_memory().expect("made");
+            std::fs::write(&ram, content).expect("a VMM has it");
+        };
+        make(&[1; 4096]);
+        memory.adopt_file(File::options().read(true).write(true).open(&ram).expect("opened")).expect("mapped");
+        directory.take_memory_away(&memory).expect("taken");
+        for _ in 0..2 {
+            make(&[2; 4096]);
+            directory.take_memory_away(&memory).expect("the second one's goes");
+            assert_eq!(std::fs::read(&taken).expect("it is there"), [1; 4096], "pages are retained in it");
+            assert!(!ram.exists());
+            directory.take_memory_away(&memory).expect("there is none any more");
+        }
+        // Memory that is plugged in later, by the same name.
+        make(&[3; 4096]);
+        memory.adopt_file(File::options().read(true).write(true).open(&ram).expect("opened")).expect("mapped");
+        let error = directory.take_memory_away(&memory).expect_err("it is the VMM's, too").to_string();
+        assert!(error.contains("two files of its guest's memory by that name"), "{error}");
+        assert!(ram.exists() && std::fs::read(&taken).expect("it is there") == [1; 4096]);
     }
 
     #[test]

@@ -194,10 +194,9 @@ impl VmObserver {
                 disk.options.path.display()
             ));
         }
-        if self.strangers_at.is_some() {
-            let noted = self.journals.directory().note_vmm(peer.pid);
-            noted.map_err(|error| format!("process {} cannot be noted: {error}", peer.pid))?;
-        }
+        // One that we started, too: it may outlive us, and not have the lock of the directory any more, where a program between us closed it.
+        let noted = self.journals.directory().note_vmm(peer.pid);
+        noted.map_err(|error| format!("process {} cannot be noted: {error}", peer.pid))?;
         // What it is owed goes home when it has ended.
         let watched = Watched::new(peer.pid).ok_or_else(|| {
             format!(
@@ -268,7 +267,7 @@ impl VmObserver {
     /// The VMM that connected has the file of its memory open: whoever opens that name from now on gets another file. A
     /// VMM that is started the moment this one has died would otherwise write over the pages that are retained in it.
     fn take_memory_away(&self) {
-        if let Err(error) = self.journals.directory().take_memory_away() {
+        if let Err(error) = self.journals.directory().take_memory_away(&self.memory) {
             self.memory.refuse_protection(error.to_string());
         }
     }
