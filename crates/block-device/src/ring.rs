@@ -207,6 +207,8 @@ impl RunningRing {
             if was_in_use {
                 self.queue.set_next_avail(used_index.wrapping_add(heads.len() as u16));
                 self.resubmit = heads.into();
+                // Who had it before may have died between an answer and its interrupt.
+                self.tell_anyway = true;
             }
         } else if whose == Whose::AnEarlierOnes {
             let available =

@@ -176,6 +176,35 @@ fn memory_in_regions_and_slots() {
     assert_eq!(disk.write(0, &bytes).unwrap(), STATUS_OK);
 }
 
+/// The front door tells it again to a worker that follows, also of a ring that has been stopped since, and whose memory was unplugged then.
+#[test]
+fn addresses_of_a_stopped_ring_are_taken_wherever_they_are_and_looked_at_when_it_starts() {
+    use vhost::{VhostBackend, VringConfigData};
+    let place = Place::new(MIB);
+    let (_device, _) = start(&place, open(&place.image(), CacheMode::Auto), |_, _| {});
+    let mut disk = disk(&place, FrontEndOptions { need_reply: true, ..FrontEndOptions::default() });
+    assert_eq!(disk.flush().unwrap(), STATUS_OK);
+    let bases = disk.front_end.stop().unwrap();
+    let (nowhere, size) = (0x7fff_0000_0000, disk.front_end.queues[0].options().size);
+    let config = VringConfigData {
+        queue_max_size: size,
+        queue_size: size,
+        flags: 0,
+        desc_table_addr: nowhere,
+        used_ring_addr: nowhere,
+        avail_ring_addr: nowhere,
+        log_addr: None,
+    };
+    disk.front_end.messages.set_vring_addr(0, &config).expect("it is stopped");
+    // With those of its own it goes on; without any of its memory it does not start.
+    disk.front_end.start_with_bases(&bases).unwrap();
+    assert_eq!(disk.flush().unwrap(), STATUS_OK);
+    disk.front_end.stop().unwrap();
+    disk.front_end.messages.set_vring_addr(0, &config).expect("it is stopped");
+    let kick = disk.front_end.queues[0].kick.try_clone().unwrap();
+    disk.front_end.messages.set_vring_kick(0, &kick).expect_err("a ring that is nowhere");
+}
+
 #[test]
 fn the_configuration_space_says_what_there_is() {
     let place = Place::new(8 * MIB);

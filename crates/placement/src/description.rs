@@ -485,7 +485,11 @@ impl AreaDirectory {
             Err(error) if !error.is_missing() => Err(error.into()),
             Err(_) => Ok(()),
             Ok(false) => {
-                let file = self.directory.given_file(MEMORY, How::Read)?;
+                let file = match self.directory.given_file(MEMORY, How::Read) {
+                    // Another disk's thread has just removed it.
+                    Err(error) if error.is_missing() => return Ok(()),
+                    opened => opened?,
+                };
                 if memory.has_file(&file) {
                     return Err(DirectoryError::SecondMemory { path: self.path().join(MEMORY) });
                 }

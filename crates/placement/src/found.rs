@@ -9,7 +9,9 @@
 //! directory.
 
 use crate::copies::LeftCopies;
-use crate::description::{AreaDirectory, DirectoryError, LOCK, LogDescription, THROUGH, image_key, is_at};
+use crate::description::{
+    AreaDirectory, DirectoryError, LOCK, LogDescription, MEMORY, MEMORY_TAKEN, THROUGH, image_key, is_at,
+};
 use crate::earlier::open_left;
 use crate::finish::{finish, leave_stored, say_why_check};
 use crate::registry::own_places;
@@ -228,7 +230,7 @@ pub(crate) fn open_logs(directory: &AreaDirectory) -> Result<Option<LeftLogs>, F
     let open = |name: &OsStr| -> Result<Option<HostFile>, FinishError> {
         let path = directory.path().join(name);
         // The guest's memory may have been given to the VMM's user.
-        let is_ram = names.contains(name);
+        let is_ram = names.contains(name) || name == MEMORY_TAKEN;
         let opened = if is_ram {
             directory.directory().given_file(name, How::Write)
         } else {
@@ -247,6 +249,11 @@ pub(crate) fn open_logs(directory: &AreaDirectory) -> Result<Option<LeftLogs>, F
         let mut opened = Vec::new();
         for (first_page, name) in &ram {
             // A VM that never ran has no memory file, or an empty one, and then no log names a page of it.
+            // It is renamed when the VMM has it, and the description may be of the moment before: one by the old name is another program's then.
+            let is_renamed = *name == MEMORY
+                && !names.contains(OsStr::new(MEMORY_TAKEN))
+                && directory.directory().size(MEMORY_TAKEN).is_some();
+            let name = if is_renamed { OsStr::new(MEMORY_TAKEN) } else { name };
             let is_empty = directory.directory().size(name) == Some(0);
             if !is_empty && let Some(file) = open(name)? {
                 opened.push((*first_page, file));

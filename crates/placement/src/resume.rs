@@ -603,11 +603,11 @@ fn map_memory(memory: &Arc<VmMemory>, directory: &AreaDirectory, description: &D
             // Nothing is retained in it, nor in what comes behind it.
             break;
         }
-        let opened = directory.directory().given_file(name, How::Write).or_else(|error| {
-            // It is renamed when the VMM has it.
-            let other = if name == crate::MEMORY { crate::description::MEMORY_TAKEN } else { return Err(error) };
-            directory.directory().given_file(other, How::Write)
-        });
+        let taken = OsStr::new(crate::description::MEMORY_TAKEN);
+        let is_named = description.ram.iter().any(|ram| ram.path.file_name() == Some(taken));
+        // It is renamed when the VMM has it: one by the old name is another program's then.
+        let is_renamed = name == crate::MEMORY && !is_named && directory.directory().size(taken).is_some();
+        let opened = directory.directory().given_file(if is_renamed { taken } else { name }, How::Write);
         let first_page = memory.adopt_file(opened.map_err(io::Error::other)?).map_err(io::Error::other)?;
         if first_page != ram.first_page {
             return Err(refused("the guest's memory files are not what they were"));

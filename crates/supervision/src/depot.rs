@@ -40,6 +40,8 @@ const PAUSE: Duration = Duration::from_millis(50);
 const CLOSING: Duration = Duration::from_secs(2);
 /// The item that says which process is the VMM, after the name of the VM.
 const VMM: &str = "kept/vmm";
+/// The item of what a process has handed over that has not connected yet, before its number; its words say when it began.
+const HANDED_OVER: &str = "kept/handed over ";
 
 /// What a depot has to know of the processes around it.
 pub trait Host {
@@ -69,11 +71,32 @@ struct Orphan<P> {
     /// Of its descriptors.
     names: Vec<String>,
     vmm: (i32, u64),
+    /// Who else may be it.
+    others: Vec<(i32, u64)>,
     /// Nothing where it cannot be watched.
     process: Option<P>,
 }
 
 impl<P> Orphan<P> {
+    /// Looks at the VMM, or at who else may be it. Whether one may live.
+    fn look_at_any(&mut self, host: &impl Host<Process = P>) -> bool {
+        loop {
+            if self.look(host) {
+                return true;
+            }
+            if self.others.is_empty() {
+                return false;
+            }
+            self.is_another();
+        }
+    }
+
+    /// The one that was watched has ended.
+    fn is_another(&mut self) {
+        self.vmm = self.others.remove(0);
+        self.process = None;
+    }
+
     /// Looks at the VMM, unless it is watched. Whether it may live.
     fn look(&mut self, host: &impl Host<Process = P>) -> bool {
         if self.process.is_none() {
@@ -245,6 +268,8 @@ impl<P: AsFd> Depot<P> {
             names: Vec<String>,
             /// As the item says that was put in last.
             vmm: Option<(u64, String)>,
+            /// Those that have handed over: the VM is about to be one of them, which has the lock of its directory.
+            is_about_to_connect: Vec<String>,
         }
         let mut vms: BTreeMap<&str, Vm> = BTreeMap::new();
         let mut others = Vec::new();
@@ -256,16 +281,26 @@ impl<P: AsFd> Depot<P> {
             let vm = vms.entry(vm).or_default();
             vm.names.push(name.clone());
             let number = name.strip_prefix(NAME).and_then(|number| number.parse().ok()).unwrap_or_default();
+            let words = String::from_utf8_lossy(&stored.words);
             if of == VMM && vm.vmm.as_ref().is_none_or(|(other, _)| *other < number) {
-                vm.vmm = Some((number, String::from_utf8_lossy(&stored.words).into_owned()));
+                vm.vmm = Some((number, words.into_owned()));
+            } else if let Some(pid) = of.strip_prefix(HANDED_OVER) {
+                vm.is_about_to_connect.push(format!("{pid} {words}"));
             }
         }
         let orphan = |vm: Vm| {
-            let (_, words) = vm.vmm?;
-            let (pid, started) = words.split_once(' ')?;
-            let vmm = (pid.parse().ok()?, started.parse().ok()?);
-            let mut orphan = Orphan { names: vm.names, vmm, process: None };
-            orphan.look(host).then_some(orphan)
+            let who = vm.vmm.map(|(_, words)| words).into_iter().chain(vm.is_about_to_connect);
+            let processes = who.filter_map(|words| {
+                let (pid, started) = words.split_once(' ')?;
+                Some((pid.parse().ok()?, started.parse().ok()?))
+            });
+            let mut others: Vec<(i32, u64)> = processes.collect();
+            if others.is_empty() {
+                return None;
+            }
+            let vmm = others.remove(0);
+            let mut orphan = Orphan { names: vm.names, vmm, others, process: None };
+            orphan.look_at_any(host).then_some(orphan)
         };
         self.orphans = vms.into_values().filter_map(orphan).collect();
         // The format, and where questions were asked, stay as long as anything does.
@@ -281,7 +316,11 @@ impl<P: AsFd> Depot<P> {
     fn let_go_of(&mut self, ended: &[bool], host: &impl Host<Process = P>) {
         let orphans = std::mem::take(&mut self.orphans);
         for (mut orphan, has_ended) in orphans.into_iter().zip(ended) {
-            if *has_ended || !orphan.look(host) {
+            let is_another = *has_ended && !orphan.others.is_empty();
+            if is_another {
+                orphan.is_another();
+            }
+            if (*has_ended && !is_another) || !orphan.look_at_any(host) {
                 let gone: Vec<_> = orphan.names.iter().filter_map(|name| self.kept.remove(name)).collect();
                 self.closing.close(gone);
             } else {

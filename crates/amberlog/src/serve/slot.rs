@@ -277,7 +277,9 @@ impl Slot {
         });
         vm.note_raw(&mut self.lock().served);
         let serving = vm.serve(&config.sockets, Starter::Strangers, None, |_, name| name.to_owned())?;
-        let sockets = serving.attachments.iter().map(|disk| disk.socket.as_path());
+        // Of a VMM that has ended, what it is owed goes home first: its disks' doors are shut, and nobody finds them.
+        let doors = if serving.vmm_is_gone { &[] } else { serving.attachments.as_slice() };
+        let sockets = doors.iter().map(|disk| disk.socket.as_path());
         for socket in sockets.chain([serving.observer.handover.path()]) {
             // Whoever made it may have died before it did that.
             if let Err(error) = config.access.open_socket(socket) {

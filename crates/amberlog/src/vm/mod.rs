@@ -687,6 +687,8 @@ impl Vm {
         }
         let (is_done, under_way) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
         line.keep("under way", "", Some(is_done.as_fd()))?;
+        // Before this one writes anything: if the supervisor dies as well, the next worker waits for this one's end, not for an earlier one's.
+        line.settle();
         let vm = Vm {
             name: options.name.clone(),
             attached,
@@ -831,7 +833,7 @@ impl Vm {
         let handover = match resumed {
             Some(mut resumed) => {
                 terms.received = std::mem::take(&mut resumed.handed_over);
-                vmm_is_gone = !self.go_on_with(&resumed, strangers.then_some(sockets), &mut peers)?;
+                vmm_is_gone = !self.go_on_with(&resumed, starter, sockets, &mut peers)?;
                 resumed.handover
             }
             None => HandoverSocket::bind(&at)?,
@@ -903,7 +905,10 @@ impl Vm {
             serving.working = Some(migration.start(serving.handles())?);
         }
         let mut sockets = Vec::new();
-        for (disk, attachment) in self.attached.iter().zip(&serving.attachments) {
+        // Where the VMM has ended, what it is owed goes home before anybody else is let in; of one command, which may start another one, at its end.
+        let is_closed = serving.vmm_is_gone && strangers;
+        let to_be_open = if is_closed { &[] } else { serving.attachments.as_slice() };
+        for (disk, attachment) in self.attached.iter().zip(to_be_open) {
             let name = &disk.options.name;
             sockets.push(DoorSocket::prepare(name, doors.of(name).0, self.doors.has(name), &attachment.socket)?);
         }
@@ -957,7 +962,11 @@ impl Vm {
         Arc::new(move |pid, descriptor| {
             let key = observer::handed_over(pid);
             let is_said = match descriptor {
-                Some(_) => line.keep(&key, "", descriptor),
+                // Who keeps it while no daemon is there has to know the process again.
+                Some(_) => {
+                    let started = placement::process_started_at(pid).unwrap_or_default();
+                    line.keep(&key, &started.to_string(), descriptor)
+                }
                 None => line.say(&Said::Forget { key }, &[]),
             };
             if let Err(error) = is_said {
@@ -986,7 +995,8 @@ impl Vm {
     fn go_on_with(
         &self,
         resumed: &Resumed,
-        strangers_at: Option<&Path>,
+        starter: Starter,
+        sockets: &Path,
         peers: &mut observer::Peers,
     ) -> anyhow::Result<bool> {
         let Some((pid, started)) = resumed.vmm else { return Ok(true) };
@@ -998,13 +1008,13 @@ impl Vm {
         }
         let watched = watched.with_context(|| format!("its VMM (process {pid}) lives, and cannot be watched"))?;
         peers.insert(pid, Arc::new(watched));
-        if strangers_at.is_some() && placement::living_vmms(self.directory()).is_ok_and(|noted| !noted.contains(&pid)) {
+        let is_unnoted = || placement::living_vmms(self.directory()).is_ok_and(|noted| !noted.contains(&pid));
+        if starter == Starter::Strangers && is_unnoted() {
             // The worker before was killed in that very moment.
             self.journals.directory().note_vmm(pid)?;
         }
-        if let Some(sockets) = strangers_at
-            && let Some(reason) = observer::bypasses_protection(observer::arguments_of(pid), sockets)
-        {
+        // Also of a VMM that we started: what we started may be a script that gives it more.
+        if let Some(reason) = observer::bypasses_protection(observer::arguments_of(pid), sockets) {
             self.memory.refuse_protection(reason);
         }
         if !resumed.has_userfaultfd {

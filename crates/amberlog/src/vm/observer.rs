@@ -194,9 +194,10 @@ impl VmObserver {
                 disk.options.path.display()
             ));
         }
-        // One that we started, too: it may outlive us, and not have the lock of the directory any more, where a program between us closed it.
-        let noted = self.journals.directory().note_vmm(peer.pid);
-        noted.map_err(|error| format!("process {} cannot be noted: {error}", peer.pid))?;
+        if self.strangers_at.is_some() {
+            let noted = self.journals.directory().note_vmm(peer.pid);
+            noted.map_err(|error| format!("process {} cannot be noted: {error}", peer.pid))?;
+        }
         // What it is owed goes home when it has ended.
         let watched = Watched::new(peer.pid).ok_or_else(|| {
             format!(

@@ -245,6 +245,53 @@ fn a_guest_goes_on_whose_supervisor_is_killed_where_no_manager_is() {
     goes_on_whose_supervisor_is_killed(&Bench::new(), &Keeper::Depot);
 }
 
+/// All of a VM die together but what keeps its descriptors, and somebody starts its VMM again before a daemon is there, without the library: it waits at
+/// its door, and is let in when what the first one is owed is home.
+#[test]
+fn a_vmm_that_came_before_the_daemon_is_let_in_behind_the_recovery_of_the_one_before() {
+    let bench = Bench::new();
+    let image = bench.path("one.img");
+    let file_system = ExtRecipe::ext4(96, 8).make(&image).unwrap();
+    let config = write_config(&bench, &[("one", format!("{}{PROTECTED}", image.display()))]);
+    let manager = Manager::start(&bench);
+    let mut daemon = manager.start_daemon(&bench, &config);
+    for round in 0..rounds(2) {
+        let (first, second) = (overwritten(20 + round), overwritten(30 + round));
+        let script = |name: &str, layout: &_| {
+            let writer = record_writer(&format!("/mnt/{name}"), name, layout, "--forever");
+            format!(
+                "mount -t ext4 -o data=journal /dev/vda /mnt || fail mount\nrm -rf /mnt/{name}\nmkdir /mnt/{name}\n{writer}"
+            )
+        };
+        let mut spec = daemon.spec_with("one", script("b", &second), &["--reconnect"]);
+        spec.environment.clear();
+        let mut guest = Guest::start(daemon.spec_with("one", script("a", &first), &["--reconnect"])).unwrap();
+        guest.wait_acknowledged("a", 30, LIMIT).unwrap();
+        daemon.signal(Signal::KILL);
+        guest.kill_qemu().unwrap();
+        daemon.wait();
+        guest.wait_end(LIMIT).unwrap();
+        let reported = guest.final_report();
+        // It is said to be there when its guest is, which waits for its disk.
+        let next = std::thread::spawn(move || Guest::start(spec));
+        std::thread::sleep(Duration::from_millis(Random::of(seed(), round).below(1500)));
+        daemon = manager.start_daemon(&bench, &config);
+        let next = next.join().expect("no panic").and_then(|mut next| {
+            next.wait_acknowledged("b", 10, LIMIT)?;
+            Ok(next)
+        });
+        let mut next =
+            next.unwrap_or_else(|error| panic!("round {round}: {error}\n--- the daemon's log\n{}", daemon.log()));
+        next.kill_qemu().unwrap();
+        next.wait_end(LIMIT).unwrap();
+        let later = next.final_report();
+        daemon.wait_state("one", "waiting");
+        assert_consistent(&file_system);
+        assert_records(&file_system, "/a", "a", &first, &reported);
+        assert_records(&file_system, "/b", "b", &second, &later);
+    }
+}
+
 /// The process that keeps descriptors is killed, again and again, and then the supervisor: the one that follows it was given all of it.
 /// When both are killed with the guest's VMM alone left, the next daemon leaves it alone; when the VMM ends while nobody is there, its directory is free.
 #[test]

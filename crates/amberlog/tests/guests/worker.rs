@@ -86,6 +86,35 @@ fn a_guest_whose_journal_is_held_does_not_notice_that_its_worker_dies() {
     survives("worker-retain", "", "journal");
 }
 
+/// What is started may be a script that gives its VMM more than was said, here what takes pages away. Each worker sees it, not the first alone.
+#[test]
+fn nor_does_one_protect_pages_that_a_script_has_given_its_vmm_more_to_do_with() {
+    let bench = Bench::new();
+    let image = bench.path("image");
+    let file_system = ExtRecipe::ext4(96, 8).make(&image).unwrap();
+    let start = bench.path("start.sh");
+    std::fs::write(&start, "#!/bin/sh\nshift\nexec \"$@\" -device virtio-balloon-pci\n").unwrap();
+    std::fs::set_permissions(&start, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let layout = overwritten(77);
+    let writer = record_writer("/mnt/a", "a", &layout, "--forever");
+    let script = format!("mount -t ext4 -o data=journal /dev/vda /mnt || fail mount\nmkdir /mnt/a\n{writer}");
+    let often: Vec<std::ffi::OsString> = ["--deaths-max", "1000"].map(Into::into).to_vec();
+    let program = ["--".into(), start.into_os_string()].to_vec();
+    let words = [often, protected_disk(&image).to_vec(), program].concat();
+    let mut guest = Guest::start(bench.spec("worker-script", script, words)).unwrap();
+    guest.wait_acknowledged("a", 10, LIMIT).unwrap();
+    storm(&mut guest, &["a"], 3, &mut Random::of(seed(), 0x7363));
+    let last = guest.acknowledged("a").last.unwrap_or(0);
+    guest.wait_acknowledged("a", last + 30, LIMIT).unwrap();
+    let reported = kill(&mut guest);
+    assert!(guest.stderr().contains("a balloon takes pages away"), "{}", guest.stderr());
+    let counters = &bench.report().0["disks"][0]["counters"];
+    assert!(counters["pages_copied"].as_u64().unwrap() > 0, "{counters}");
+    assert_eq!(counters["pages_protected"], 0, "the last worker did not look: {counters}");
+    assert_consistent(&file_system);
+    assert_records(&file_system, "/a", "a", &layout, &reported);
+}
+
 #[test]
 fn nor_one_whose_journal_is_durable_by_age() {
     survives("worker-durable", ",placement=retain,durable-within=1", "journal");

@@ -127,12 +127,11 @@ impl Host for World {
     type Process = OwnedFd;
 
     fn process(&self, pid: i32, started: u64) -> io::Result<Option<OwnedFd>> {
-        assert_eq!(started, 7);
         if self.is_blind.load(Ordering::SeqCst) {
             return Err(io::Error::other("no descriptor is left"));
         }
         let processes = self.processes.lock().expect("no panic");
-        Ok(processes.get(&pid).map(|(it, _)| it.try_clone().expect("a descriptor")))
+        Ok(processes.get(&pid).filter(|_| started == 7).map(|(it, _)| it.try_clone().expect("a descriptor")))
     }
 
     fn fence(&self, pid: i32) -> Option<u32> {
@@ -220,6 +219,29 @@ fn what_a_living_vmm_has_outlives_daemons_and_nothing_else_does() {
     let (shelf, found) = world.daemon();
     assert_eq!((names(&found), world.started()), (vec![], 2));
     drop(shelf);
+    world.await_no_depot();
+}
+
+/// It has the lock of the VM's directory, and waits for its disks: who comes next goes on with the VM, or nobody could begin it anew.
+#[test]
+fn what_a_vmm_has_handed_over_that_has_not_connected_yet_outlives_daemons() {
+    let world = World::new();
+    [1, 2].into_iter().for_each(|pid| world.begin(pid));
+    let (mut shelf, _) = world.daemon();
+    let mut kept: Vec<_> = ["a", "b", "c"].map(|name| vm(&mut shelf, name, None)).into();
+    kept[0].put("handed over 1", b"7", &[]);
+    // Another one has its number by now; and one of which nothing is known but that.
+    kept[1].put("handed over 2", b"6", &[]);
+    kept[2].put("handed over 2", b"", &[]);
+    // A program that is no VMM was started with the library, too.
+    kept[0].put("handed over 2", b"7", &[]);
+    drop((shelf, kept));
+    for ends in [1, 2] {
+        let (shelf, found) = world.daemon();
+        assert_eq!((names(&found), world.started()), (vec!["a"], 1));
+        drop(shelf);
+        world.end(ends);
+    }
     world.await_no_depot();
 }
 
