@@ -12,7 +12,7 @@
 #   make crash    the long crash rounds, upgrades, many VMs
 #   make nemesis  harm to a journal server's files and network, ROUNDS of it
 #   make variety  guests of every kind, killed and judged       CASES=PATTERN ROUNDS=N SEED=N MINUTES=N PLACEMENT=P KILLS=N
-#   make mutants  seeded faults that some test must catch; RECORD=FILE to go on with what an earlier call did not come to, JOBS=N side by side
+#   make mutants  seeded faults that some test must catch; RECORD=FILE to go on with what an earlier call did not come to, or what has changed since, JOBS=N side by side
 #   make install  what was built for release, below PREFIX (/usr/local)          PREFIX=DIR DESTDIR=DIR
 #   make packages-deb       Debian packages, in build/packages
 #   make packages-test      those: lintian, and installed, upgraded, removed and purged in a Debian of its own, at last with its systemd and under guests

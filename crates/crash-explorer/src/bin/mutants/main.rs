@@ -4,21 +4,25 @@
 //! `mutants.list`, or for those with TEXT in their name (`--only`), or in the name of their source or test (`--in`). With `--check` it only says
 //! whether every fault still matches its source exactly once. Exit code 1 when one is missed, does not match any more, or does not compile.
 //!
-//! The whole list takes hours. With `--record` what was caught is noted in FILE, and a later call with the same FILE goes on with the rest. It
-//! begins anew where the sources of the workspace are others: a change anywhere may let a fault through.
+//! The whole list takes hours. With `--record` what was caught is noted in FILE, and a later call with the same FILE goes on with the rest: with
+//! the faults whose tests, or what these depend on, have changed since, and with those that are new.
 //!
 //! What can be shared is: one scratch tree and one target directory for all faults, without debug information, so that
 //! each costs the crates that it touches and the tests that can see it. With `--jobs` there are N of both, and as many faults side by side. First
-//! the tests pass without any fault: one that fails anyway would catch everything.
+//! the tests pass without any fault: one that fails anyway would catch everything. One that passed in an earlier call passes once more before what it has
+//! caught counts.
 
 #![forbid(unsafe_code)]
 
 mod list;
 mod record;
+mod sources;
 
 use guest_tools::options::Options;
 use list::Mutant;
 use record::Record;
+use sources::Sources;
+use std::collections::BTreeSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Output, Stdio};
@@ -67,11 +71,12 @@ fn run() -> Result<bool, String> {
     }
     let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
     let scratches: Vec<PathBuf> = (0..jobs).map(|job| target.join(scratch_name(job))).collect();
-    let mut sources = 0;
+    let mut files = Vec::new();
     for scratch in &scratches {
-        sources = copy_tree(&root, scratch)?;
+        files = copy_tree(&root, scratch)?;
     }
-    let record = record.map(|file| Record::open(Path::new(&file), sources)).transpose()?;
+    let open = |file: String| Record::open(Path::new(&file), Sources::of(&root, &files)?);
+    let record = record.map(open).transpose()?;
     let is_wanted = |mutant: &&Mutant| {
         let places = [&mutant.file].into_iter().chain(&mutant.tests);
         only.as_ref().is_none_or(|only| mutant.name.contains(only))
@@ -102,6 +107,7 @@ fn run() -> Result<bool, String> {
     let note = |note: &dyn Fn(&mut Record) -> Result<(), String>| {
         record.lock().unwrap_or_else(PoisonError::into_inner).as_mut().map_or(Ok(()), note)
     };
+    let passing: BTreeSet<String> = tests.iter().map(|test| (*test).clone()).collect();
     side_by_side(&scratches, tests, |scratch, test| {
         let started = Instant::now();
         if !cargo_test(test, scratch, &[]).map_err(|e| format!("running cargo: {e}"))?.status.success() {
@@ -111,6 +117,18 @@ fn run() -> Result<bool, String> {
         note(&|record| record.note_pass(test))
     })?;
     let counts = Mutex::new((0, 0, 0));
+    // Tests that passed in this call without any fault: what failed for want of room, or of a program, caught nothing.
+    let passing = Mutex::new(passing);
+    let is_sound = |scratch: &Path, test: &str| -> Result<bool, String> {
+        if passing.lock().unwrap_or_else(PoisonError::into_inner).contains(test) {
+            return Ok(true);
+        }
+        let passes = cargo_test(test, scratch, &[]).map_err(|e| format!("running cargo: {e}"))?.status.success();
+        if passes {
+            passing.lock().unwrap_or_else(PoisonError::into_inner).insert(test.to_owned());
+        }
+        Ok(passes)
+    };
     side_by_side(&scratches, chosen, |scratch, mutant| {
         let started = Instant::now();
         let original = scratch.join(&mutant.file);
@@ -118,6 +136,11 @@ fn run() -> Result<bool, String> {
         write(&original, &mutant.apply(scratch)?)?;
         let verdict = judge(mutant, scratch);
         write(&original, &before)?;
+        if let Verdict::Caught(by) = &verdict
+            && !is_sound(scratch, by)?
+        {
+            return Err(format!("cargo test {by} fails without any fault now; mend that first"));
+        }
         let seconds = started.elapsed().as_secs();
         let (caught, missed, broken) = &mut *counts.lock().unwrap_or_else(PoisonError::into_inner);
         match verdict {
@@ -181,18 +204,17 @@ fn write(path: &Path, text: &str) -> Result<(), String> {
 }
 
 /// A copy of what is tracked, as it is in the working tree. Files that did not change keep their time, so that only what
-/// a fault touches is compiled anew. Gives a number that is another one when the sources are others.
-fn copy_tree(root: &Path, scratch: &Path) -> Result<u64, String> {
-    let mut sources = DefaultHasher::new();
+/// a fault touches is compiled anew. Gives the files, and a number for what is in each.
+fn copy_tree(root: &Path, scratch: &Path) -> Result<Vec<(String, u64)>, String> {
+    let mut files = Vec::new();
     let output = Command::new("git").args(["ls-files", "-z"]).current_dir(root).output();
     let output = output.map_err(|e| format!("running git ls-files: {e}"))?;
     for name in String::from_utf8_lossy(&output.stdout).split('\0').filter(|name| !name.is_empty()) {
         let (from, to) = (root.join(name), scratch.join(name));
         let Ok(content) = std::fs::read(&from) else { continue };
-        // The list itself is none.
-        if name.starts_with("crates/") && !name.ends_with(".list") || name.starts_with("Cargo.") {
-            (name, &content).hash(&mut sources);
-        }
+        let mut hasher = DefaultHasher::new();
+        content.hash(&mut hasher);
+        files.push((name.to_owned(), hasher.finish()));
         if std::fs::read(&to).is_ok_and(|known| known == content) {
             continue;
         }
@@ -200,7 +222,7 @@ fn copy_tree(root: &Path, scratch: &Path) -> Result<u64, String> {
         std::fs::create_dir_all(parent).map_err(|e| format!("making {}: {e}", parent.display()))?;
         std::fs::copy(&from, &to).map_err(|e| format!("copying {name}: {e}"))?;
     }
-    Ok(sources.finish())
+    Ok(files)
 }
 
 /// What is in `more` is for cargo: a test may have words for its own program behind `--`.

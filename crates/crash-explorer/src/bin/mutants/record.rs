@@ -1,6 +1,7 @@
 //! What was caught in earlier calls, so that a list of hours can be run in parts.
 
 use crate::list::Mutant;
+use crate::sources::Sources;
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -10,7 +11,7 @@ use std::path::Path;
 /// A file with a line for each fault that was caught, and each test that passed without one: a number that stands for it and for the sources, and
 /// its name.
 pub struct Record {
-    sources: u64,
+    sources: Sources,
     caught: BTreeSet<String>,
     file: File,
 }
@@ -20,7 +21,7 @@ impl Record {
     ///
     /// # Errors
     /// When it cannot be read or written.
-    pub fn open(path: &Path, sources: u64) -> Result<Self, String> {
+    pub fn open(path: &Path, sources: Sources) -> Result<Self, String> {
         let failed = |error: std::io::Error| format!("the record {}: {error}", path.display());
         let text = match std::fs::read_to_string(path) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
@@ -33,7 +34,7 @@ impl Record {
 
     fn key(&self, mutant: &Mutant) -> String {
         let mut hasher = DefaultHasher::new();
-        (self.sources, mutant).hash(&mut hasher);
+        (self.sources.of_tests(&mutant.tests), mutant).hash(&mut hasher);
         format!("{:016x}", hasher.finish())
     }
 
@@ -58,7 +59,7 @@ impl Record {
 
     fn key_of_pass(&self, test: &str) -> String {
         let mut hasher = DefaultHasher::new();
-        (self.sources, "passes", test).hash(&mut hasher);
+        (self.sources.of_tests(&[test.to_owned()]), "passes", test).hash(&mut hasher);
         format!("{:016x}", hasher.finish())
     }
 
@@ -83,18 +84,19 @@ mod tests {
         let [mut one, other] = ["one", "other"].map(|name| {
             let mut mutant = Mutant::default();
             name.clone_into(&mut mutant.name);
+            mutant.tests.push("-p extfs".to_owned());
             mutant
         });
-        let mut record = Record::open(&path, 1).expect("begun");
+        let mut record = Record::open(&path, Sources::alike(1)).expect("begun");
         record.note(&one).expect("written");
         record.note_pass("-p jbd2").expect("written");
         assert!(!record.has(&one), "this call has done it anyway");
         for (sources, is_known) in [(1, true), (2, false)] {
-            let record = Record::open(&path, sources).expect("goes on");
+            let record = Record::open(&path, Sources::alike(sources)).expect("goes on");
             assert_eq!((record.has(&one), record.has(&other)), (is_known, false));
             assert_eq!((record.passed("-p jbd2"), record.passed("-p extfs")), (is_known, false));
         }
         one.tests.push("-p jbd2".to_owned());
-        assert!(!Record::open(&path, 1).expect("goes on").has(&one), "another test");
+        assert!(!Record::open(&path, Sources::alike(1)).expect("goes on").has(&one), "another test");
     }
 }
