@@ -103,6 +103,9 @@ fn no(refusal: Refusal, reason: &str) -> No {
     No { refusal, reason: reason.to_owned() }
 }
 
+/// A connection whose peer has proven who it is: its halves, when something was last heard, the identity, and its slot.
+type Greeted = (FrameReader, FrameWriter, Arc<Heard>, String, Option<Slot>);
+
 /// One of a client's connections.
 struct Slot {
     shared: Arc<Shared>,
@@ -136,8 +139,8 @@ impl Drop for Slot {
 }
 
 impl Shared {
-    /// TLS and the proof. `None` where TLS was refused before there was anything to say.
-    async fn greet(&self, stream: TcpStream) -> Result<(FrameReader, FrameWriter, Arc<Heard>, String), Ended> {
+    /// TLS and the proof. `None` for the slot where the client has all of its connections.
+    async fn greet(self: &Arc<Self>, stream: TcpStream) -> Result<Greeted, Ended> {
         link::prepare(&stream).map_err(LinkError::from)?;
         let stream = Socket::new(stream);
         let heard = stream.heard();
@@ -169,8 +172,10 @@ impl Shared {
             writer.shut_down().await;
             return Err(Ended::Unauthenticated(claimed));
         };
+        // Counted before the peer hears that it is welcome: of two connections the one made first is the one that is served.
+        let slot = Slot::take(self, &identity);
         writer.send(&[Message::Welcome { identity: identity.clone() }]).await?;
-        Ok((reader, writer, heard, identity))
+        Ok((reader, writer, heard, identity, slot))
     }
 
     /// Serves a connection to its end. `is_known` is told once the peer has proven who it is.
@@ -185,9 +190,9 @@ impl Shared {
             greeted = tokio::time::timeout(self.hello_timeout, self.greet(stream)) => greeted,
             Ok(()) = &mut evicted => return Err(Ended::Evicted),
         };
-        let (mut reader, writer, heard, identity) = greeted.map_err(|_| LinkError::TimedOut(self.hello_timeout))??;
+        let (mut reader, writer, heard, identity, slot) =
+            greeted.map_err(|_| LinkError::TimedOut(self.hello_timeout))??;
         is_known();
-        let slot = Slot::take(&self, &identity);
         let (replies, receiver) = mpsc::unbounded_channel();
         let (writer_ended, mut writer_ends) = oneshot::channel();
         let writing = tokio::spawn(async move {
