@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::mpsc::{Sender, channel, sync_channel};
 use std::sync::{Mutex, OnceLock};
+use std::time::{Duration, Instant};
 
 /// Where a program is, looking also in the directories that a plain user's PATH leaves out.
 pub fn find_program(name: &str) -> Result<PathBuf> {
@@ -41,6 +42,24 @@ pub fn qemu_version() -> Result<Option<(u32, u32)>> {
 pub fn reconnect_property() -> Result<&'static str> {
     let is_new = qemu_version()?.is_some_and(|version| version >= (9, 2));
     Ok(if is_new { "reconnect-ms=1000" } else { "reconnect=1" })
+}
+
+/// Waits until a process that need not be our child has ended, all of its threads: /proc calls one a zombie whose first thread has, while
+/// others still hold its files and memory. `false` if it lives on after `limit`.
+pub fn has_ended_within(pid: u32, limit: Duration) -> bool {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    use rustix::process::{Pid, PidfdFlags, pidfd_open};
+    let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) else { return true };
+    let Ok(process) = pidfd_open(pid, PidfdFlags::empty()) else { return true };
+    let deadline = Instant::now() + limit;
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let left = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) };
+        match poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&left)) {
+            Err(rustix::io::Errno::INTR) => {}
+            ended => return ended == Ok(1),
+        }
+    }
 }
 
 /// Runs a command to its end; exit codes in `accepted` are fine, any other is an error.

@@ -7,7 +7,7 @@ use guest_kit::workload::{STREAMS, Workload};
 use guest_kit::{Guest, Reported, Signal};
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Waits until the load has got going.
 fn under_load(guest: &mut Guest) {
@@ -28,12 +28,7 @@ fn assert_work_is_there(load: &Workload, file_system: &FileSystem, reported: &Re
 /// Waits for the end of a process that is not our child.
 #[track_caller]
 fn assert_gone(pid: u32) {
-    let deadline = Instant::now() + Duration::from_secs(20);
-    let stat = || std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    while stat().rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with('Z')) {
-        assert!(Instant::now() < deadline, "process {pid} lives on");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    assert!(guest_kit::program::has_ended_within(pid, Duration::from_secs(20)), "process {pid} lives on");
 }
 
 /// One guest after the other on the same image: used by two at once, amberlog killed, the next run, asked to end.

@@ -3,7 +3,7 @@
 use guest_kit::{Guest, Result, Signal};
 use guest_tools::random::Random;
 use std::os::unix::process::ExitStatusExt;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 const LIMIT: Duration = Duration::from_secs(180);
 /// Between two kills, at most.
@@ -138,20 +138,9 @@ impl Victim {
             }
         }
         let status = guest.wait_end(LIMIT)?;
-        await_end_of(qemu);
+        if !guest_kit::program::has_ended_within(qemu, LIMIT) {
+            return Err(guest_kit::Error::Assets(format!("QEMU, process {qemu}, lives on after it was killed")));
+        }
         Ok(matches!(status.signal(), Some(6 | 9)) && self != Self::Qemu && self != Self::Guest)
-    }
-}
-
-/// A process that is not our child, so only its entry in /proc tells.
-fn await_end_of(pid: u32) {
-    let deadline = Instant::now() + Duration::from_secs(20);
-    let there = || {
-        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-        // "PID (name) STATE …": a zombie has released everything.
-        stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with('Z'))
-    };
-    while there() && Instant::now() < deadline {
-        std::thread::sleep(Duration::from_millis(5));
     }
 }
