@@ -50,7 +50,8 @@ fn check_log(simulation: &Simulation<'_>, judged: &JudgedLog) -> Step {
     let journal = &simulation.images[judged.description.place.journal_disk];
     let recover =
         |held: &HeldLog<'_>| judged.replay(&mut HeldReader { held, judged, journal }, &simulation.images, &[]);
-    let live = refuse("the live log", area.look(judged.log.id, |held| recover(held)))?;
+    let live = area.look(judged.log.id, |held| recover(held)).expect("nobody has forgotten it");
+    let live = refuse("the live log", live)?;
     if live.report.blocks_written != owed.blocks {
         return finding(format!(
             "recovery writes {} blocks where {} are owed",
@@ -238,7 +239,7 @@ fn check_superblock(
         let ours = simulation.journals.area.look(judged.log.id, |held| {
             judged.replay(&mut HeldReader { held, judged, journal }, &simulation.images, &landed)
         });
-        let ours = refuse("the live log", ours)?;
+        let ours = refuse("the live log", ours.expect("nobody has forgotten it"))?;
         let theirs =
             refuse("the complete journal", judged.replay(&mut judged.complete(), &simulation.images, &landed))?;
         if ours.home.block(block).ok() != theirs.home.block(block).ok() {

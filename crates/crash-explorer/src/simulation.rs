@@ -413,7 +413,7 @@ impl<'r> Simulation<'r> {
         for (index, event) in recording.events.iter().enumerate() {
             self.clock = index;
             self.milliseconds.store(index as u64, Ordering::Release);
-            self.journals.wake_due();
+            (0..self.journals.disks().len()).for_each(|disk| self.journals.wake_due(disk));
             for mutation in self.mutations.remove(&index).unwrap_or_default() {
                 self.mutate(&mutation)?;
             }

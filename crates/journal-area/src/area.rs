@@ -380,12 +380,13 @@ impl JournalArea {
     }
 
     fn begin_taking(&self, id: LogId, may_begin: impl FnOnce(&VmJcb) -> bool) -> Option<Taking<'_>> {
+        let cell = self.logs.cell(id)?;
         let cursor = self.with(id, |jcb| {
             let may_begin = !jcb.is_taken && may_begin(jcb);
             jcb.is_taken |= may_begin;
             may_begin.then_some(jcb.cursor)
         });
-        Some(Taking::new(self, id, cursor.flatten()?))
+        Some(Taking::new(self, cell, cursor.flatten()?))
     }
 
     pub(crate) fn give_up_taking(&self, id: LogId) {
@@ -411,18 +412,19 @@ impl JournalArea {
         self.feed_starved();
     }
 
-    /// The log as it is from moment to moment: for who reads it block by block, with I/O of his own between.
-    pub fn log_now(&self, id: LogId) -> HeldLog<'_> {
-        HeldLog::taken(self, id)
+    /// The log as it is from moment to moment: for who reads it block by block, with I/O of his own between. Nothing if it was forgotten;
+    /// one that is forgotten while it is read holds nothing from then on. A guest has the thread of another disk forget it when it likes.
+    pub fn log_now(&self, id: LogId) -> Option<HeldLog<'_>> {
+        Some(HeldLog::taken(self, self.logs.cell(id)?))
     }
 
-    /// Lets somebody read the live log as recovery would, without changing anything.
-    ///
-    /// # Panics
-    /// If the log was forgotten.
-    pub fn look<T>(&self, id: LogId, look: impl FnOnce(&mut HeldLog<'_>) -> T) -> T {
-        self.with(id, |jcb| look(&mut HeldLog::live(jcb, &self.pages)))
-            .expect("a log is looked at before it is forgotten")
+    /// Lets somebody read the live log as recovery would, without changing anything. Nothing if it was forgotten.
+    pub fn look<T>(&self, id: LogId, look: impl FnOnce(&mut HeldLog<'_>) -> T) -> Option<T> {
+        self.with_in_flight(id, |jcb| look(&mut HeldLog::live(jcb, &self.pages)))
+    }
+
+    pub(crate) fn look_at<T>(&self, cell: &Cell, look: impl FnOnce(&mut HeldLog<'_>) -> T) -> T {
+        self.locked(cell, |jcb| look(&mut HeldLog::live(jcb, &self.pages)))
     }
 
     /// Names the guest pages that must never be retained: those of rings.

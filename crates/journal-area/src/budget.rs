@@ -6,7 +6,7 @@
 use crate::area::{AreaMemory, JournalArea, LogId, Pressure};
 use crate::jcb::VmJcb;
 use crate::logs::{Cell, Logs};
-use std::sync::{Mutex, MutexGuard};
+use tracing_mutex::stdsync::{Mutex, MutexGuard};
 
 /// So much a VM's logs copy at most of what they could retain (see [`crate::HotPages::Lone`]): a commit of many small files, not a log full.
 /// Each that copies at the same time may be beyond it by what it copies in one pass.
@@ -87,9 +87,9 @@ fn give_back_spares(logs: &Logs) -> bool {
 }
 
 impl JournalArea {
-    /// A second has passed: what was copied to, and nothing was in for some time, goes back to the host bit by bit.
-    pub fn rest(&self) {
-        self.logs.all().iter().for_each(|cell| cell.lock().pool.rest());
+    /// A second has passed: what was copied to for this log, and nothing was in for some time, goes back to the host bit by bit.
+    pub fn rest(&self, id: LogId) {
+        self.with_in_flight(id, |jcb| jcb.pool.rest());
     }
 
     /// Takes so many bytes of the budget for somebody else who keeps a log in memory; says whether they were there.

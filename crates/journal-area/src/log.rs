@@ -1,10 +1,11 @@
 //! The held log as replay reads it: from a live control block, from one that is being taken elsewhere, or from the files that a
 //! dead process left.
 
-use crate::area::{JournalArea, LogId};
+use crate::area::JournalArea;
 use crate::error::Error;
 use crate::jcb::VmJcb;
 use crate::location::{Location, Past};
+use crate::logs::Cell;
 use crate::pages::Pages;
 use crate::pool::Pool;
 use crate::table::{Doubt, Opening, Table, Tail};
@@ -12,6 +13,7 @@ use guest_memory::{HostFile, PAGE_BYTES, PageId};
 use jbd2::Content as LogContent;
 use std::io;
 use std::path::Path;
+use std::sync::Arc;
 
 /// What a dead process left of one log.
 #[derive(Debug)]
@@ -142,7 +144,7 @@ impl FoundLog {
 enum From<'a> {
     Live(&'a VmJcb, &'a Pages),
     /// Under the log's lock for the time of each question only.
-    Taken(&'a JournalArea, LogId),
+    Taken(&'a JournalArea, Arc<Cell>),
     Found(&'a FoundLog),
 }
 
@@ -157,16 +159,16 @@ impl<'a> HeldLog<'a> {
         HeldLog { from: From::Live(jcb, pages) }
     }
 
-    pub(crate) fn taken(area: &'a JournalArea, id: LogId) -> Self {
-        HeldLog { from: From::Taken(area, id) }
+    pub(crate) fn taken(area: &'a JournalArea, cell: Arc<Cell>) -> Self {
+        HeldLog { from: From::Taken(area, cell) }
     }
 
     /// Asks the log as it is at this moment.
     fn now<T>(&self, ask: impl FnOnce(&HeldLog<'_>, &Table) -> T) -> T {
-        match self.from {
+        match &self.from {
             From::Live(jcb, _) => ask(self, &jcb.table),
             From::Found(found) => ask(self, &found.table),
-            From::Taken(area, id) => area.look(id, |held| held.now(ask)),
+            From::Taken(area, cell) => area.look_at(cell, |held| held.now(ask)),
         }
     }
 
@@ -228,18 +230,18 @@ impl<'a> HeldLog<'a> {
 
     /// Whether a log block belongs to a transaction of the live log that counts. Nothing is known of a log that was found.
     pub fn is_live(&self, position: u32) -> bool {
-        match self.from {
+        match &self.from {
             From::Live(jcb, _) => jcb.live_index(position).is_some(),
-            From::Taken(area, id) => area.look(id, |held| held.is_live(position)),
+            From::Taken(area, cell) => area.look_at(cell, |held| held.is_live(position)),
             From::Found(_) => false,
         }
     }
 
     /// Copies a held block out; false when it is not held in memory.
     pub fn read_held(&self, position: u32, buffer: &mut [u8]) -> bool {
-        match self.from {
+        match &self.from {
             From::Live(jcb, pages) => jcb.read_held(pages, position, buffer),
-            From::Taken(area, id) => area.look(id, |held| held.read_held(position, buffer)),
+            From::Taken(area, cell) => area.look_at(cell, |held| held.read_held(position, buffer)),
             From::Found(found) => match self.location(position) {
                 Location::Guest(page) => {
                     let Some((file, offset)) = place_in(&found.ram, page) else { return false };
@@ -264,9 +266,9 @@ impl<'a> HeldLog<'a> {
     /// # Errors
     /// When a block is only on storage ([`Location::Storage`]): the caller has to read it there.
     pub fn read_block(&self, position: u32, buffer: &mut [u8]) -> io::Result<LogContent> {
-        if let From::Taken(area, id) = self.from {
+        if let From::Taken(area, cell) = &self.from {
             // In one piece: a page that is copied out meanwhile is at one place or the other.
-            return area.look(id, |held| held.read_block(position, buffer));
+            return area.look_at(cell, |held| held.read_block(position, buffer));
         }
         if self.read_held(position, buffer) {
             if position == 0

@@ -10,8 +10,9 @@ use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, RwLock, RwLockWriteGuard, TryLockError};
+use std::sync::{Arc, TryLockError};
 use std::time::Duration;
+use tracing_mutex::stdsync::{Mutex, MutexGuard, RwLock, RwLockWriteGuard};
 
 #[derive(Debug)]
 pub(crate) struct Files {

@@ -25,8 +25,9 @@
 
 use guest_memory::{MemorySlice, PageId, Protection, VmMemory};
 use std::collections::HashSet;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use tracing_mutex::stdsync::{Mutex, MutexGuard};
 
 /// Released pages are let go together once there are this many of them (or as soon as one of them is written to).
 const LOOSE_PAGES_MAX: usize = 1024;

@@ -7,24 +7,28 @@
 
 use crate::area::{JournalArea, LogId};
 use crate::log::HeldLog;
+use crate::logs::Cell;
 use crate::table::Tail;
+use std::sync::Arc;
 
 /// A log that is being brought elsewhere. Dropped before its end, it is held as it was.
 #[derive(Debug)]
 pub struct Taking<'a> {
     area: &'a JournalArea,
     id: LogId,
+    cell: Arc<Cell>,
     cursor: Tail,
+    has_ended: bool,
 }
 
 impl<'a> Taking<'a> {
-    pub(crate) fn new(area: &'a JournalArea, id: LogId, cursor: Tail) -> Self {
-        Taking { area, id, cursor }
+    pub(crate) fn new(area: &'a JournalArea, cell: Arc<Cell>, cursor: Tail) -> Self {
+        Taking { area, id: cell.id, cell, cursor, has_ended: false }
     }
 
     /// The log, as recovery reads it.
     pub fn log(&self) -> HeldLog<'a> {
-        HeldLog::taken(self.area, self.id)
+        HeldLog::taken(self.area, Arc::clone(&self.cell))
     }
 
     /// Where the transaction begins that its guest is in the midst of.
@@ -34,14 +38,16 @@ impl<'a> Taking<'a> {
 
     /// It is elsewhere, and nothing is owed: the log is closed here. `switch` is called at a moment at which nobody can look at the
     /// log, neither before nor after.
-    pub fn end(self, switch: impl FnOnce()) {
+    pub fn end(mut self, switch: impl FnOnce()) {
+        self.has_ended = true;
         self.area.end_taking(self.id, switch);
-        std::mem::forget(self);
     }
 }
 
 impl Drop for Taking<'_> {
     fn drop(&mut self) {
-        self.area.give_up_taking(self.id);
+        if !self.has_ended {
+            self.area.give_up_taking(self.id);
+        }
     }
 }

@@ -403,7 +403,7 @@ proptest! {
                 }
                 Step::Show { position } => _ = rig.area.show(rig.log, position, &mut buffer, &mut Zeros),
                 Step::Discard { first } => rig.area.discarded(rig.log, first..first + 3),
-                Step::Rest => rig.area.rest(),
+                Step::Rest => rig.area.rest(rig.log),
             }
             prop_assert_eq!(rig.area.check(), Ok(()));
         }

@@ -293,7 +293,7 @@ fn memory_of_copies_is_kept_and_goes_before_anything_has_to_go_home() {
     rig.checkpoint();
     rig.checkpoint();
     rig.commit(100);
-    rig.area.rest();
+    rig.area.rest(rig.log);
     assert!(pool_bytes(&rig) > kept / 2, "not at once");
     // The host wants it.
     rig.area.set_room(Some(4 * MIB));
@@ -304,7 +304,7 @@ fn memory_of_copies_is_kept_and_goes_before_anything_has_to_go_home() {
     rig.checkpoint();
     rig.checkpoint();
     assert!(pool_bytes(&rig) > 15 * MIB);
-    (0..60).for_each(|_| rig.area.rest());
+    (0..60).for_each(|_| rig.area.rest(rig.log));
     assert!(pool_bytes(&rig) < 2 * MIB, "{} bytes", pool_bytes(&rig));
     // And so does what the budget has no room for beside it.
     rig.commit(4000);
@@ -349,7 +349,7 @@ fn tables_of_a_log_of_which_a_third_is_held() {
     // Pieces of the table in which little is held are holes: whoever finds it, or goes on with it, knows the same.
     assert!(rig.table_file_bytes() <= 26 * 4096, "{} bytes of the table", rig.table_file_bytes());
     let locations = |area: &JournalArea, log: LogId| -> Vec<Location> {
-        (0..LOG_BLOCKS).map(|position| area.look(log, |held| held.location(position))).collect()
+        (0..LOG_BLOCKS).map(|position| area.look(log, |held| held.location(position)).expect("there")).collect()
     };
     let before = locations(&rig.area, rig.log);
     let found = rig.found();
@@ -420,8 +420,22 @@ fn a_superblock_finds_its_room_while_there_is_none() {
             let mut block = vec![0; BLOCK];
             held.read_held(0, &mut block).then_some(block)
         });
-        assert_eq!(Superblock::decode(&held.expect("it is held")).expect("valid").errno, errno);
+        let held = held.expect("it is there").expect("it is held");
+        assert_eq!(Superblock::decode(&held).expect("valid").errno, errno);
     }
     simulated_room::fail_reservations(0..0);
     rig.area.check().expect("the books are right");
+}
+
+/// A guest has the thread of another disk look for its journals when it likes.
+#[test]
+fn a_log_that_is_forgotten_while_it_is_read_holds_nothing_from_then_on() {
+    let mut rig = Rig::new();
+    rig.commit(100);
+    let held = rig.area.log_now(rig.log).expect("it is there");
+    let is_held = |position| held.read_held(position, &mut [0; BLOCK]);
+    assert!((1..LOG_BLOCKS).any(is_held) && held.tail().is_some());
+    rig.area.forget_log(rig.log);
+    assert!(!(0..LOG_BLOCKS).any(is_held) && held.tail().is_none());
+    assert!(rig.area.log_now(rig.log).is_none() && rig.area.look(rig.log, |_| ()).is_none());
 }

@@ -1031,13 +1031,14 @@ impl Guest {
         }
         let mut found = disk.clone();
         let owed = self.area.owed(self.log);
-        self.area.look(self.log, |held| {
+        let looked = self.area.look(self.log, |held| {
             if self.open {
                 let written = replay(held, &mut found);
                 // Replay takes what it can of a transaction of which some is missing; it is owed when all is there.
                 assert!(written == owed.blocks || self.is_partial, "{written} written, {} owed", owed.blocks);
             }
         });
+        looked.expect("nobody has forgotten it");
         if self.open {
             self.compare_shown(disk, guest_disk, &expected);
         }

@@ -132,7 +132,7 @@ impl Rig {
     /// Whether a log block is held, all of it with this value.
     fn holds(&self, position: u32, value: u8) -> bool {
         let mut block = vec![0; BLOCK];
-        self.area.look(self.log, |held| held.read(position, &mut block).expect("held"));
+        self.area.look(self.log, |held| held.read(position, &mut block).expect("held")).expect("there");
         block == [value; BLOCK]
     }
 }
@@ -194,7 +194,7 @@ fn the_last_block_of_a_file_is_copied() {
         rig.area.check().expect("the books are right");
         assert!(rig.holds(positions[0], 1) && rig.holds(later[0], 4));
         let mut block = vec![0; BLOCK];
-        rig.area.look(rig.log, |held| held.read(positions[1], &mut block).expect("held"));
+        rig.area.look(rig.log, |held| held.read(positions[1], &mut block).expect("held")).expect("there");
         assert!(block == [[2; BLOCK - 8].as_slice(), &[0; 8]].concat());
     }
 }

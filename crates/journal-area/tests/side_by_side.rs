@@ -260,7 +260,7 @@ impl<'b> Log<'b> {
             held.read_held(position, &mut content);
             held.location(position)
         });
-        (location, content)
+        (location.expect("there"), content)
     }
 
     fn is_home(&self, block: u64) -> bool {
@@ -427,13 +427,14 @@ fn run(delay: Duration, is_full_at_times: bool) -> Seen {
     let mut retained = HashSet::new();
     assert_eq!(bench.area.log_count(), ids.len());
     for id in ids {
-        bench.area.look(id, |held| {
+        let looked = bench.area.look(id, |held| {
             for position in 0..LOG_BLOCKS {
                 if let Location::Guest(page) = held.location(position) {
                     assert!(retained.insert(page), "page {page:?} is in two logs");
                 }
             }
         });
+        looked.expect("there");
     }
     for page in (0..PAGES).map(|page| PageId(page as u32)) {
         assert_eq!(bench.memory.is_retained(page), retained.contains(&page), "page {page:?} is in a log that has it");

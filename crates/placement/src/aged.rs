@@ -13,10 +13,13 @@
 //! A kill or a power cut anywhere leaves a file system that is consistent with the log that lies in it, and with a kill the held log
 //! is as it was: the same again brings the same.
 //!
-//! That has one exception. Where a compound does not fit, where numbers have run out (each recovery that is killed late uses one up),
-//! where storage has failed since the log was opened, or where the log cannot be replayed by us, storage gets the error mark first, as a held log without durability has it (rule 4 of
-//! ARCHITECTURE.md): with the host alive nothing is lost, and a power cut in the midst of that recovery needs a full check of the file
-//! system.
+//! That has one exception. Where a compound does not fit, where storage has failed since the log was opened, or where the log cannot be
+//! replayed by us, storage gets the error mark first, as a held log without durability has it (rule 4 of ARCHITECTURE.md): with the host
+//! alive nothing is lost, and a power cut in the midst of that recovery needs a full check of the file system.
+//!
+//! Compounds may have had numbers that the guest's next transactions will have (each recovery that is killed late uses one up, too). Once
+//! what they hold was replayed and flushed, storage says that its log is empty behind them all, and needs none; they are cleared away
+//! with this one.
 //!
 //! What it must never do: write a home block of a version before a compound holds it, or storage has the error mark; put a compound
 //! where log blocks of the guest lie.
@@ -71,12 +74,13 @@ pub(crate) fn finish_aged(
     let number = stored.last_sequence.map_or(tail.sequence, |last| last.wrapping_add(1));
     let number = held.numbered().map_or(number, |numbered| sequence::latest(number, numbered));
     let (owed, next) = owed(held, place, journal)?;
-    // The numbers that the guest's next kernel gives begin behind those of the held log, and ours must not reach them.
-    let is_outrun = numbers::may_meet(next, Some(number));
-    if owed.versions.is_empty() && !is_outrun {
-        return finish(held, place, home, journal);
-    }
-    if is_outrun || !append(&raw, &opening, number, owed, (place, home, journal))? {
+    if owed.versions.is_empty() {
+        // The numbers that the guest's next kernel gives begin behind those of the held log, and no compound may stay that has one of them.
+        if !numbers::may_meet(next, Some(number)) {
+            return finish(held, place, home, journal);
+        }
+        empty(&raw, &opening, number, (place, journal))?;
+    } else if !append(&raw, &opening, number, owed, (place, home, journal))? {
         // One of that number may have been begun.
         mark_held(&raw, (&opening, number.wrapping_add(1)), superblock_at, journal)?;
         wipe(held, place, journal, (next, number))?;
@@ -178,6 +182,23 @@ fn owed<'l, 'a>(
     Ok((Owed { log, format, versions }, plan.summary().walk.next_sequence()))
 }
 
+/// Says on storage that its log, which was just replayed, is empty, and goes on with this number. Gives that superblock.
+fn empty(
+    raw: &[u8],
+    opening: &Opening,
+    number: u32,
+    (place, journal): (&FoundLogPlace, &LoggedFile),
+) -> Result<Vec<u8>, Error> {
+    let (_, format) = Superblock::parse(raw).map_err(|error| Error::Refused(error.to_string()))?;
+    let emptied = mark::aged(raw, opening, (format.first, number)).map_err(failed("emptying the journal"))?;
+    let failed_flushes = journal.failed_flushes();
+    journal
+        .write_all_at(&emptied, place.offset_of(0).unwrap_or(u64::MAX))
+        .and_then(|()| journal.sync_since(failed_flushes))
+        .map_err(failed("emptying the journal"))?;
+    Ok(emptied)
+}
+
 /// Makes one compound of what is owed, on a log that was just replayed. False when it does not fit.
 fn append(
     raw: &[u8],
@@ -186,13 +207,9 @@ fn append(
     owed: Owed<'_, '_>,
     (place, home, journal): (&FoundLogPlace, &LoggedFile, &LoggedFile),
 ) -> Result<bool, Error> {
-    let (_, format) = Superblock::parse(raw).map_err(|error| Error::Refused(error.to_string()))?;
-    let emptied = mark::aged(raw, opening, (format.first, number)).map_err(failed("emptying the journal"))?;
-    let machine = Durability::opened(&emptied, Duration::ZERO).map_err(Error::Refused)?;
-    let superblock_at = place.offset_of(0).unwrap_or(u64::MAX);
     let failed_flushes = [home, journal].map(LoggedFile::failed_flushes);
-    journal.write_all_at(&emptied, superblock_at).map_err(failed("emptying the journal"))?;
-    journal.sync_since(failed_flushes[1]).map_err(failed("emptying the journal"))?;
+    let emptied = empty(raw, opening, number, (place, journal))?;
+    let machine = Durability::opened(&emptied, Duration::ZERO).map_err(Error::Refused)?;
     let blocks = owed.versions.iter().zip(0..).map(|((block, _), index)| (*block, Version(index))).collect();
     let transaction = Transaction { sequence: number, blocks, revokes: Vec::new(), freed: Freed::Unknown };
     let machine = machine.on_storage().with_steady_contents();

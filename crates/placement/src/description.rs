@@ -21,8 +21,9 @@ use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, OnceLock};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
+use tracing_mutex::stdsync::Mutex;
 
 const DESCRIPTION: &str = "area.json";
 pub(crate) const LOCK: &str = "lock";

@@ -12,8 +12,9 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, RwLock};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
+use tracing_mutex::stdsync::{Mutex, RwLock};
 use write_log::{LoggedFile, WriteLog};
 
 /// Where a journal lives.

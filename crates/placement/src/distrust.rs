@@ -90,8 +90,7 @@ impl Journals {
                 return Err(io::Error::other(error));
             }
         };
-        // At one moment: nobody takes the log for a held one that is closed.
-        taking.end(|| self.put(log, PlacementKind::Storage, None));
+        self.put_taken(log, taking, None);
         // Changes of homes may have waited.
         log.home.wake.wake();
         self.describe_or_complain();

@@ -38,7 +38,7 @@ impl Journals {
             }
         }
         // An image that was copied before this lacks what is not held any more.
-        self.tick();
+        (0..self.disks().len()).for_each(|disk| self.tick(disk));
         Ok(owed.iter().sum())
     }
 

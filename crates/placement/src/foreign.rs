@@ -144,7 +144,7 @@ impl Held {
     /// a part of a disk, and what somebody has written over it has to be there.
     pub(crate) fn spill(&self, log: &Log, wanted: impl Fn(&HeldLog<'_>, u32) -> bool) -> io::Result<()> {
         let file = &log.journal.file;
-        let held = self.area.log_now(self.id);
+        let Some(held) = self.area.log_now(self.id) else { return Ok(()) };
         let mut block = vec![0; log.place.block_bytes as usize];
         let mut bytes = 0;
         for position in 1..held.log_blocks() {
@@ -189,7 +189,8 @@ impl Held {
         slices: &[MemorySlice],
     ) -> io::Result<Vec<u8>> {
         let mut content = vec![0; log.place.block_bytes as usize];
-        if part.len() < content.len() && !self.area.look(self.id, |held| held.read_held(position, &mut content)) {
+        let is_part = part.len() < content.len();
+        if is_part && !self.area.look(self.id, |held| held.read_held(position, &mut content)).unwrap_or(false) {
             log.read_stored(position, &mut content)?;
         }
         if slices.is_empty() {

@@ -164,11 +164,25 @@ impl Journals {
     }
 
     pub(crate) fn put(&self, log: &Log, placement: PlacementKind, storage_from: Option<u32>) {
+        if !(placement.is_held() && log.placement.is_held()) {
+            log.keeper.leave();
+        }
+        self.put_left(log, placement, storage_from);
+    }
+
+    /// Ends the taking of a log that lies in its own place by now.
+    pub(crate) fn put_taken(&self, log: &Log, taking: Taking<'_>, storage_from: Option<u32>) {
+        // Before the area has the log locked: the thread of another disk may hold what this takes, and ask the area.
+        log.keeper.leave();
+        // At one moment: nobody takes the log for a held one that is closed.
+        taking.end(|| self.put_left(log, PlacementKind::Storage, storage_from));
+    }
+
+    fn put_left(&self, log: &Log, placement: PlacementKind, storage_from: Option<u32>) {
         // One that is held goes on being held by the same, retained or copied.
         let keeper = if placement.is_held() && log.placement.is_held() {
             Arc::clone(&log.keeper)
         } else {
-            log.keeper.leave();
             keeper_of(&self.area, log.id, placement, &log.home)
         };
         if storage_from.is_some() {
@@ -251,9 +265,8 @@ impl Journals {
                 return Err(error);
             }
         };
-        // At one moment: nobody takes the log for a held one that is closed.
         let from = taking.cursor().sequence;
-        taking.end(|| self.put(&log, PlacementKind::Storage, Some(from)));
+        self.put_taken(&log, taking, Some(from));
         self.describe_or_complain();
         // Changes of homes may have waited.
         log.home.wake.wake();

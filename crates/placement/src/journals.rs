@@ -28,9 +28,10 @@ use remote_journal::message::NAME_BYTES_MAX;
 use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, RwLock};
 use std::time::Duration;
+use tracing_mutex::stdsync::{Mutex, RwLock};
 
 /// A disk may be this small a part something else than file systems with held logs (partition tables, an EFI partition)
 /// and its guest is still told of no write cache.
@@ -237,18 +238,24 @@ impl Journals {
         external.map_or(Ok(()), |log| Err(io::Error::other(crate::hand_over::external(log))))
     }
 
-    /// In how long a keeper is to be woken.
-    pub fn due_in(&self) -> Option<Duration> {
-        self.logs().iter().filter_map(|log| log.keeper.due_in(log)).min()
+    /// In how long a keeper of a file system on this disk is to be woken. This, [`Journals::wake_due`] and [`Journals::tick`] may wait for that
+    /// disk, and for where its journals are: each disk has somebody of its own who calls them, so that one that does not answer holds
+    /// up no other's clock.
+    pub fn due_in(&self, disk: usize) -> Option<Duration> {
+        self.logs_of_home(disk).filter_map(|log| log.keeper.due_in(&log)).min()
     }
 
-    /// Wakes keepers whose time has come.
-    pub fn wake_due(&self) {
-        for log in self.logs() {
+    /// Wakes keepers of file systems on this disk whose time has come.
+    pub fn wake_due(&self, disk: usize) {
+        for log in self.logs_of_home(disk) {
             if log.keeper.due_in(&log).is_some_and(|left| left.is_zero()) {
                 log.home.wake.wake();
             }
         }
+    }
+
+    fn logs_of_home(&self, disk: usize) -> impl Iterator<Item = Arc<Log>> {
+        self.logs().into_iter().filter(move |log| log.home_disk == disk)
     }
 
     /// Whether the guest has to flush a disk of `size_bytes`: it need not where the file systems with held logs are, as of
@@ -383,14 +390,14 @@ impl Journals {
         Ok((what, passes))
     }
 
-    /// Counts on in the marks of logs whose disks were written to since the last time, wakes keepers whose time has come, and lets memory go
-    /// that was kept for copies. To be called every second or so while a guest runs.
-    pub fn tick(&self) {
-        self.area.rest();
-        for log in self.logs() {
+    /// Of the file systems on this disk, counts on in the marks of logs whose disks were written to since the last time, wakes keepers whose
+    /// time has come, and lets memory go that was kept for copies. To be called every second or so while a guest runs.
+    pub fn tick(&self, disk: usize) {
+        for log in self.logs_of_home(disk) {
+            self.area.rest(log.id);
             opening::count_on(&log, &self.area);
         }
-        self.wake_due();
+        self.wake_due(disk);
     }
 
     pub(crate) fn scan_soon(&self, disk: usize) {
@@ -589,8 +596,10 @@ impl Journals {
         go_on
     }
 
-    /// A log is not there any more. False if its keeper has something to do with it still.
+    /// A log is not there any more. False if its keeper has something to do with it still, or another disk's thread is amid a write of
+    /// its superblock, which reads the log and writes into its place.
     pub(crate) fn forget_log(&self, log: &Arc<Log>) -> bool {
+        let Ok(_nobody_writes_its_superblock) = log.state.opening.try_lock() else { return false };
         let mut steps = Steps::default();
         if !log.keeper.forget(log, &mut steps) {
             return false;
@@ -1105,7 +1114,8 @@ impl Journals {
             self.put_in_place(log, taking)?;
         }
         log::info!(
-            "disk {}: the journal of the file system at byte {} is in its own place on storage, for whichever kernel comes: its guest has              written past it",
+            "disk {}: the journal of the file system at byte {} is in its own place on storage, for whichever kernel comes: its guest has \
+             written past it",
             log.home.options.name,
             log.place.home_start
         );

@@ -12,8 +12,9 @@ use block_route::LogIndex;
 use journal_area::{LogId, Opening};
 use recovery::Report;
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use tracing_mutex::stdsync::{Mutex, MutexGuard};
 
 /// Whether a guest has a log open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,9 +78,12 @@ pub(crate) struct LogState {
     pub mark: Mutex<Option<Marked>>,
     /// One recovery at a time: after a reset the disk with the home and the one with the log start at the same moment,
     /// and neither may be read before it is through.
-    pub recovering: Mutex<()>,
+    ///
+    /// Who has the journals' `scanning` only tries this, and who has this may wait for that: so it is none of the locks whose order is
+    /// watched, for which a trial is as good as waiting.
+    pub recovering: std::sync::Mutex<()>,
     /// Its guest is writing its superblock, by which it may be opened: nobody changes meanwhile who keeps it. Taken after the journals'
-    /// `scanning` by who wants to change that, and with nothing taken under it by who writes.
+    /// `scanning` by who wants to change that; a scan that forgets the log only tries it.
     pub opening: Mutex<()>,
     /// What is written into it while it is closed (`crate::unannounced`). Taken with nothing else taken under it.
     pub unannounced: Mutex<Unannounced>,
@@ -103,7 +107,7 @@ impl LogState {
                 recovery: None,
             }),
             mark: Mutex::default(),
-            recovering: Mutex::default(),
+            recovering: std::sync::Mutex::default(),
             opening: Mutex::default(),
             unannounced: Mutex::new(Unannounced::of_nobody()),
             own_writes: AtomicUsize::new(0),

@@ -413,7 +413,7 @@ impl Journals {
         let (said, format) = Superblock::parse(raw).map_err(|error| refuse(&error.to_string()))?;
         let plan = Plan::new(&mut stored, &said, &format, &|_| true).map_err(|error| refuse(&error.to_string()))?;
         let mut superblock = vec![0; log.place.block_bytes as usize];
-        if !self.area.look(log.id, |held| held.read_held(0, &mut superblock)) {
+        if !self.area.look(log.id, |held| held.read_held(0, &mut superblock)).unwrap_or(false) {
             return Err(refuse("its superblock is not held"));
         }
         // One more may have been half made. Earlier compounds of this opening, which are not in the log any more, may have had later
@@ -446,7 +446,8 @@ impl Journals {
     /// are open still: whoever comes after a kill finds this to be done once more. Storage needs no block of the log.
     fn clear_last_compounds(&self, log: &Log, numbered: Option<u32>) -> io::Result<()> {
         let Some(next) = self.area.next_sequence(log.id) else { return Ok(()) };
-        numbers::wipe(&self.area.log_now(log.id), &log.place, &log.journal.file, (next, numbered))
+        let Some(held) = self.area.log_now(log.id) else { return Ok(()) };
+        numbers::wipe(&held, &log.place, &log.journal.file, (next, numbered))
     }
 
     /// A log whose table was taken up.

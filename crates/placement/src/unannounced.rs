@@ -28,7 +28,7 @@ use jbd2::{Descriptor, Format, HEADER_BYTES, Header, Kind, Superblock, Superbloc
 use journal_area::Tail;
 use std::collections::BTreeMap;
 use std::io;
-use std::sync::MutexGuard;
+use tracing_mutex::stdsync::MutexGuard;
 
 /// A transaction has at most a quarter of a log's blocks.
 const PART_MAX: u32 = 4;
@@ -255,7 +255,9 @@ impl Journals {
         let Some((start, sequence)) = log.unannounced_write(position, slices)? else { return Ok(false) };
         if log.placement.is_held() {
             // Whoever finds it between the two has to know where storage has it from, as after a hand-over.
-            self.area.log_now(log.id).note_hand_over(Some(Tail { position: start, sequence }));
+            if let Some(held) = self.area.log_now(log.id) {
+                held.note_hand_over(Some(Tail { position: start, sequence }));
+            }
         }
         log.announce(start, sequence)?;
         // What it has written there is its own.

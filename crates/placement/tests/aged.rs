@@ -416,6 +416,11 @@ impl Rig {
         self.log.mark("gives up");
     }
 
+    /// From here on it may not any more.
+    fn holds(&self) {
+        self.log.mark("holds");
+    }
+
     /// Cuts the log of writes everywhere, a few times each. Gives how many cuts were judged.
     fn judge(self) -> u64 {
         let Rig { directory, log_at, homes, .. } = self;
@@ -703,6 +708,37 @@ fn a_recovery_beside_compounds_can_be_cut_anywhere() {
     assert!(rig.judge() > 50);
 }
 
+/// The same where compounds have had numbers that the guest's next transactions will have, whether it has committed anything since or not.
+#[test]
+fn nor_does_one_need_the_error_mark_where_compounds_have_outrun_their_guest() {
+    for is_owed in [false, true] {
+        let mut rig = Rig::new(None);
+        outrun(&mut rig, true);
+        rig.holds();
+        // Some of the compounds have numbers before the guest's next, some behind.
+        for _ in 0..7 {
+            rig.commit();
+            rig.settle();
+            rig.pass(1500);
+        }
+        rig.promise(rig.committed);
+        if is_owed {
+            rig.commit();
+        } else {
+            rig.write_homes();
+        }
+        rig.settle();
+        let next = rig.builder.sequence;
+        assert!(is_aged(&rig) && numbers_from(&rig, next).len() > 1);
+        assert!(numbers_from(&rig, 1).iter().any(|number| *number < next));
+        rig.journals.recover_all().expect("recovered");
+        rig.promise(rig.committed);
+        // One with the next number a guest writes over; behind that it is met.
+        assert_eq!(numbers_from(&rig, next + 1), [0; 0]);
+        assert!(rig.judge() > 40, "owed: {is_owed}");
+    }
+}
+
 #[test]
 fn it_ends_and_begins_under_a_running_guest() {
     let mut rig = Rig::new(None);
@@ -849,7 +885,7 @@ fn homes_are_durable_before_compounds_are_given_up() {
     rig.write_homes();
     rig.settle();
     assert_eq!(rig.flushes(), 0, "a replay brings it back");
-    rig.log.mark("holds");
+    rig.holds();
     rig.journals.set_durable_within(0, None).expect("possible");
     rig.pass(0);
     assert!(!is_aged(&rig));
@@ -1087,7 +1123,7 @@ fn it_is_in_force_when_storage_says_so() {
         assert!(operations > 2, "{operations} operations");
         assert!(is_aged(&rig), "nothing is committed after that");
         assert_eq!((rig.within_s(), rig.compounds()), (Some(1), u64::from(is_owed)));
-        rig.log.mark("holds");
+        rig.holds();
         rig.promise(last);
         rig.commit();
         rig.settle();

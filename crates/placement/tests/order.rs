@@ -866,13 +866,13 @@ fn an_older_copy_of_an_image_is_told_from_it() {
     std::fs::copy(&rig.image, &before).expect("copied");
     rig.open();
     rig.commit(&[(first, content(1))]);
-    rig.journals.tick();
+    rig.journals.tick(0);
     let while_it_ran = path(&rig, "while-it-ran");
     std::fs::copy(&rig.image, &while_it_ran).expect("copied");
     // Something goes home, and is not held from then on.
     rig.journals.disk(0).counters.home_bytes_to_storage.fetch_add(BLOCK, std::sync::atomic::Ordering::SeqCst);
-    rig.journals.tick();
-    rig.journals.tick();
+    rig.journals.tick(0);
+    rig.journals.tick(0);
     let (image, left) = rig.die();
     let as_left = image.with_file_name("as-left");
     std::fs::copy(&image, &as_left).expect("copied");

@@ -137,7 +137,8 @@ impl Image {
 
     fn refusal(&self, pid: i32, what: &str) -> String {
         format!(
-            "{} {what}, while the guest of process {pid} was left without a daemon: that guest would write what it has in memory over it, and              is not served any more; end that process, and the image is served as it is",
+            "{} {what}, while the guest of process {pid} was left without a daemon: that guest would write what it has in memory over it, and \
+             is not served any more; end that process, and the image is served as it is",
             self.path.display()
         )
     }

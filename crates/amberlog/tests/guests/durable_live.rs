@@ -14,6 +14,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
+use test_storage::TestStorage;
 use write_log::{Entry, entries};
 
 /// A write-out of what was due takes no longer, with as much added for a busy machine.
@@ -407,4 +408,75 @@ fn a_journal_that_comes_from_nvm_is_durable_with_the_next_mount() {
     records(&file_system, &reported);
     assert_records(&file_system, "/n", "n", &layouts[2], &reported);
     judge_cuts(&bench, &bench.path("log-of-one"), &bench.path("before"), &floors, (&file_system, &records));
+}
+
+/// A disk of the same VM that does not answer any more holds nobody's clock up.
+#[test]
+fn a_disk_that_hangs_leaves_the_others_durable_in_their_time() {
+    const WITHIN: u64 = 2;
+    let _alone = alone_behind_fuse();
+    let bench = Bench::new();
+    let (hanging, other) = (bench.path("hanging"), bench.path("other"));
+    ExtRecipe::ext4(64, 8).make(&hanging).unwrap();
+    let file_system = ExtRecipe::ext4(64, 8).make(&other).unwrap();
+    let storage = match TestStorage::new(&hanging) {
+        Ok(storage) => storage,
+        Err(error) => return eprintln!("left out: {error}"),
+    };
+    let config = write_config(&bench, &[("one", storage.image().display().to_string())]);
+    let with_both = std::fs::read_to_string(&config).unwrap().replacen(
+        "\"]",
+        &format!("\", {:?}]", format!("{},durable-within={WITHIN}", other.display())),
+        1,
+    );
+    std::fs::write(&config, with_both).unwrap();
+    let daemon = Daemon::start(&bench, &config);
+    let script = format!(
+        "mount -t ext4 -o data=journal /dev/vda /mnt || fail mount
+         mkdir /tmp/other
+         mount -t ext4 -o data=journal /dev/vdb /tmp/other || fail 'mount the other'
+         {} &
+         while :; do
+             dd if=/dev/urandom of=/mnt/direct bs=4k count=1 conv=notrunc oflag=direct 2>/dev/null
+             sleep 0.02
+         done &
+         n=0
+         while :; do
+             n=$((n + 1)); echo $n >/tmp/other/$n; sync /tmp/other/$n; mark written $n
+             sleep 12
+         done",
+        record_writer("/mnt/a", "a", &overwritten(61), "--forever")
+    );
+    let mut guest = Guest::start(daemon.spec_with("one", script, &[])).unwrap();
+    guest.wait_acknowledged("a", 40, LIMIT).unwrap();
+    guest.wait_mark("written 1", LIMIT).unwrap();
+    let deadline = Instant::now() + LIMIT;
+    storage.hold_reads(u64::MAX);
+    storage.hold_writes(u64::MAX);
+    while storage.held_reads() == 0 || storage.held_writes() == 0 {
+        assert!(Instant::now() < deadline, "nothing is asked of it\n{}", daemon.log());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    // It is who counts on in the mark of its journal that reads: whoever does that next hangs, too.
+    std::thread::sleep(Duration::from_secs(3));
+    guest.wait_mark("written 2", LIMIT).unwrap();
+    let begun = Instant::now();
+    let (mut oldest_s, mut was_undurable) = (0.0, false);
+    while begun.elapsed() < Duration::from_secs(9) {
+        let durability = daemon.wait_state("one", "running")["disks"][1]["durability"].clone();
+        assert_eq!(durability["within_s"], WITHIN, "{durability}\n{}", daemon.log());
+        let age_s = durability["oldest_undurable_s"].as_f64();
+        was_undurable |= age_s.is_some();
+        oldest_s = age_s.unwrap_or(0.0).max(oldest_s);
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    assert!(was_undurable, "there was nothing to make durable");
+    assert!(oldest_s < (Duration::from_secs(WITHIN) + WRITE_OUT).as_secs_f64(), "{oldest_s} s\n{}", daemon.log());
+    guest.kill_qemu().unwrap();
+    storage.release_writes();
+    storage.release_reads();
+    daemon.wait_state("one", "waiting");
+    assert_consistent(&file_system);
+    drop(daemon);
+    drop(storage);
 }

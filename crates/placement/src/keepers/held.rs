@@ -38,8 +38,9 @@ use journal_area::{
 use recovery::Status;
 use std::io;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tracing_mutex::stdsync::{Mutex, MutexGuard};
 
 /// Host writes in flight at a time, a log.
 const HOST_WRITES_MAX: usize = 64;
@@ -54,9 +55,9 @@ struct Inner {
     /// Log blocks for which there was no memory, on their way to their own places.
     stored_in_flight: usize,
     host_in_flight: usize,
-    /// Storage failed under a host write: none is tried until somebody wakes the disk.
     /// Writes of the guest that may go keep the host from writing where they do: it looks again when one has ended.
     is_host_barred: bool,
+    /// Storage failed under a host write: none is tried until somebody wakes the disk.
     host_failed: bool,
     /// Something was written into the log while it was closed, which no kernel does.
     is_foreign: bool,
@@ -588,7 +589,7 @@ impl Keeper for Held {
     }
 
     fn leave(&self) {
-        self.forget_aging();
+        self.leave_aging();
         self.inner().is_over = true;
     }
 

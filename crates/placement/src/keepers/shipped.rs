@@ -19,8 +19,9 @@ use guest_memory::MemorySlice;
 use jbd2::Superblock;
 use journal_area::JournalArea;
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use tracing_mutex::stdsync::{Mutex, MutexGuard};
 
 /// Blocks of a log that was taken up which the watch gets before it looks at them.
 const WATCHED_AT_ONCE: usize = 1024;

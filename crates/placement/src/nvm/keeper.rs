@@ -38,9 +38,10 @@ use journal_area::JournalArea;
 use std::collections::HashMap;
 use std::io;
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
+use tracing_mutex::stdsync::{Mutex, MutexGuard};
 
 /// What an operation with a number was for.
 #[derive(Clone, Debug)]

@@ -62,9 +62,10 @@ use own_files::OwnDirectory;
 use recovery::{Disk as Image, Error, Report};
 use report::NvmCounters;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
+use tracing_mutex::stdsync::{Mutex, MutexGuard};
 use write_log::LoggedFile;
 
 /// A region, whichever memory it is in.

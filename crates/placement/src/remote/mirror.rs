@@ -31,7 +31,8 @@ use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
+use tracing_mutex::stdsync::{Mutex, MutexGuard};
 
 const MAGIC: &[u8; 8] = b"AMBRMIR1";
 /// Bytes of a record before what it has of superblocks.

@@ -74,9 +74,10 @@ use report::RemoteCounters;
 use shared_storage::Taken;
 use state::{Mode, State};
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Duration;
+use tracing_mutex::stdsync::{Condvar, Mutex, MutexGuard};
 
 /// How long opening a log waits for the server, so that already the first commit goes there.
 const OPEN_PATIENCE: Duration = Duration::from_secs(1);

@@ -297,7 +297,7 @@ fn a_held_log_goes_on_again_and_again() {
         rig.commit(block);
         // Something went home: the mark counts on.
         crate::disk::DiskCounters::add(&rig.log().home.counters.home_bytes_to_storage, 1);
-        rig.journals.tick();
+        rig.journals.tick(0);
         rig.die(None).expect("it goes on");
         let log = rig.log();
         assert!(log.is_held_open() && matches!(rig.says(), Says::Held(_)));
@@ -783,7 +783,7 @@ fn storage_is_as_it_was_until_the_guest_is_served() {
         assert!(rig.log().is_held_open() && raw(&rig) == before && matches!(rig.says(), Says::Aged(..)));
         // Nothing of its own begins before, nor is anything counted.
         crate::disk::DiskCounters::add(&rig.log().home.counters.home_bytes_to_storage, 1);
-        rig.journals.tick();
+        rig.journals.tick(0);
         let mut steps = Steps::default();
         rig.log().begin_emptying();
         rig.log().keeper.woken(&rig.log(), crate::keeper::Side::Home, &mut steps);
@@ -849,7 +849,7 @@ fn storage_that_has_failed_has_failed_whoever_goes_on() {
             rig.die(None).expect("it goes on");
             let log = rig.log();
             let mut steps = Steps::default();
-            rig.journals.tick();
+            rig.journals.tick(0);
             log.keeper.woken(&log, crate::keeper::Side::Home, &mut steps);
             let writes = |step: &crate::keeper::Step| matches!(step, crate::keeper::Step::Write { .. });
             assert!(!steps.0.iter().any(|(_, step)| writes(step)) && matches!(rig.says(), Says::Held(_)));
@@ -1038,7 +1038,7 @@ fn one_that_was_handed_over_is_on_storage() {
         let id = rig.log().id;
         let from = Tail { position: rig.builder.position, sequence: rig.builder.sequence };
         let before = rig.files();
-        rig.journals.area.look(id, |held| held.note_hand_over(Some(from)));
+        rig.journals.area.look(id, |held| held.note_hand_over(Some(from))).expect("there");
         let noted = rig.files();
         if moment == "noted" {
             rig.die(Some(noted)).expect("it goes on");
@@ -1322,6 +1322,20 @@ fn one_that_a_scan_has_forgotten_keeps_nobody_from_going_on() {
     assert!(rig.journals.logs().is_empty());
     rig.journals.scan(0).expect("looked at");
     assert!(!rig.files().iter().any(|(path, _)| path.extension().is_some_and(|ending| ending == "table")));
+}
+
+/// Its file system has gone by what the thread of another disk sees, amid a write of its superblock.
+#[test]
+fn one_is_not_forgotten_while_its_superblock_is_written() {
+    let rig = Rig::new();
+    rig.open();
+    let log = rig.log();
+    let amid = log.state.opening.lock().expect("no panic under this lock");
+    let is_forgotten =
+        || std::thread::scope(|other| other.spawn(|| rig.journals.forget_log(&log)).join()).expect("no panic");
+    assert!(!is_forgotten() && log.is_held_open());
+    drop(amid);
+    assert!(is_forgotten());
 }
 
 /// Its file system has gone, and something of ours is on its way to where it was: it is kept until that has ended.

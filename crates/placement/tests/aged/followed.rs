@@ -398,7 +398,7 @@ fn storm(seed: u64, within: Duration, each: u64) -> u64 {
     // Where compounds have had numbers of the guest's next transactions, a recovery has the error mark for as long as it takes.
     guest.rig.gives_up();
     expect_recovered(&guest.rig);
-    guest.rig.log.mark("holds");
+    guest.rig.holds();
     guest.rig.promise(guest.rig.committed);
     guest.rig.judge()
 }

@@ -49,7 +49,7 @@ fn a_journal_that_cannot_be_closed_says_so() {
     let mut rig = with_a_failed_checkpoint(|_| {});
     rig.superblock(0, false);
     assert!(rig.failed.is_empty(), "it is tried again first");
-    assert!(rig.journals.due_in().is_some_and(|due| due.is_zero()), "soon");
+    assert!(rig.journals.due_in(0).is_some_and(|due| due.is_zero()), "soon");
     woken(&mut rig);
     woken(&mut rig);
     assert_eq!(rig.failed, [RequestId(rig.next_request)]);
@@ -80,7 +80,7 @@ fn a_commit_without_room_waits_for_the_next_try() {
             rig.request(RequestKind::Write, at, &mut content.clone());
         }
         assert!(rig.failed.is_empty(), "transaction {transaction}");
-        if rig.journals.due_in().is_some_and(|due| due.is_zero()) {
+        if rig.journals.due_in(0).is_some_and(|due| due.is_zero()) {
             break;
         }
         assert!(transaction < 6, "the region is full by now");

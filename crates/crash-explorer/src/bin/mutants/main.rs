@@ -22,15 +22,17 @@ use guest_tools::options::Options;
 use list::Mutant;
 use record::Record;
 use sources::Sources;
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Output, Stdio};
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
-/// A test that takes longer than this has been caught by the fault: it hangs.
-const LIMIT_SECONDS: &str = "900";
+/// What is built, or run without a fault for the first time, takes no longer.
+const LIMIT_SECONDS: u64 = 900;
+/// A test that takes longer than this, and ten times as long as without a fault, has caught it: it hangs.
+const HANG_SECONDS: u64 = 120;
 
 enum Verdict {
     Caught(String),
@@ -97,7 +99,8 @@ fn run() -> Result<bool, String> {
     if chosen.iter().flat_map(|mutant| &mutant.tests).any(|test| test.contains("--test guests")) {
         // The tests with guests look for these beside the program, and no package of theirs has cargo build them.
         for scratch in &scratches {
-            let built = cargo(&["build", "--quiet", "-p", "vmm-shim", "-p", "journal-server"], scratch).output();
+            let built =
+                cargo(&["build", "--quiet", "-p", "vmm-shim", "-p", "journal-server"], scratch, LIMIT_SECONDS).output();
             if !built.map_err(|e| format!("running cargo: {e}"))?.status.success() {
                 return Err("vmm-shim and journal-server cannot be built without any fault; mend that first".to_owned());
             }
@@ -107,37 +110,44 @@ fn run() -> Result<bool, String> {
     let note = |note: &dyn Fn(&mut Record) -> Result<(), String>| {
         record.lock().unwrap_or_else(PoisonError::into_inner).as_mut().map_or(Ok(()), note)
     };
-    let passing: BTreeSet<String> = tests.iter().map(|test| (*test).clone()).collect();
-    side_by_side(&scratches, tests, |scratch, test| {
-        let started = Instant::now();
-        if !cargo_test(test, scratch, &[]).map_err(|e| format!("running cargo: {e}"))?.status.success() {
-            return Err(format!("cargo test {test} fails without any fault; mend that first"));
+    // Tests that passed in this call without any fault, and how long they took: what failed for want of room, or of a program, caught nothing.
+    let passing: Mutex<BTreeMap<String, u64>> = Mutex::default();
+    let passes = |scratch: &Path, test: &str| -> Result<Option<u64>, String> {
+        if let Some(seconds) = passing.lock().unwrap_or_else(PoisonError::into_inner).get(test) {
+            return Ok(Some(*seconds));
         }
-        println!("passes  {test} ({} s)", started.elapsed().as_secs());
+        let built =
+            cargo_test(test, scratch, &["--no-run"], LIMIT_SECONDS).map_err(|e| format!("running cargo: {e}"))?;
+        let started = Instant::now();
+        let output = cargo_test(test, scratch, &[], LIMIT_SECONDS).map_err(|e| format!("running cargo: {e}"))?;
+        let seconds = started.elapsed().as_secs();
+        if !built.status.success() || !output.status.success() {
+            return Ok(None);
+        }
+        passing.lock().unwrap_or_else(PoisonError::into_inner).insert(test.to_owned(), seconds);
+        Ok(Some(seconds))
+    };
+    side_by_side(&scratches, tests, |scratch, test| {
+        let Some(seconds) = passes(scratch, test)? else {
+            return Err(format!("cargo test {test} fails without any fault; mend that first"));
+        };
+        println!("passes  {test} ({seconds} s)");
         note(&|record| record.note_pass(test))
     })?;
-    let counts = Mutex::new((0, 0, 0));
-    // Tests that passed in this call without any fault: what failed for want of room, or of a program, caught nothing.
-    let passing = Mutex::new(passing);
-    let is_sound = |scratch: &Path, test: &str| -> Result<bool, String> {
-        if passing.lock().unwrap_or_else(PoisonError::into_inner).contains(test) {
-            return Ok(true);
-        }
-        let passes = cargo_test(test, scratch, &[]).map_err(|e| format!("running cargo: {e}"))?.status.success();
-        if passes {
-            passing.lock().unwrap_or_else(PoisonError::into_inner).insert(test.to_owned());
-        }
-        Ok(passes)
+    let limit_of = |test: &str| {
+        let seconds = passing.lock().unwrap_or_else(PoisonError::into_inner).get(test).copied();
+        seconds.map_or(LIMIT_SECONDS, |seconds| (10 * seconds).max(HANG_SECONDS))
     };
+    let counts = Mutex::new((0, 0, 0));
     side_by_side(&scratches, chosen, |scratch, mutant| {
         let started = Instant::now();
         let original = scratch.join(&mutant.file);
         let before = std::fs::read_to_string(&original).map_err(|e| format!("reading {}: {e}", mutant.file))?;
         write(&original, &mutant.apply(scratch)?)?;
-        let verdict = judge(mutant, scratch);
+        let verdict = judge(mutant, scratch, limit_of);
         write(&original, &before)?;
         if let Verdict::Caught(by) = &verdict
-            && !is_sound(scratch, by)?
+            && passes(scratch, by)?.is_none()
         {
             return Err(format!("cargo test {by} fails without any fault now; mend that first"));
         }
@@ -226,23 +236,23 @@ fn copy_tree(root: &Path, scratch: &Path) -> Result<Vec<(String, u64)>, String> 
 }
 
 /// What is in `more` is for cargo: a test may have words for its own program behind `--`.
-fn cargo_test(test: &str, scratch: &Path, more: &[&str]) -> std::io::Result<Output> {
+fn cargo_test(test: &str, scratch: &Path, more: &[&str], limit_seconds: u64) -> std::io::Result<Output> {
     let words: Vec<&str> = ["test", "--quiet"].into_iter().chain(more.iter().copied()).chain(test.split(' ')).collect();
-    cargo(&words, scratch).output()
+    cargo(&words, scratch, limit_seconds).output()
 }
 
-fn cargo(words: &[&str], scratch: &Path) -> Command {
+fn cargo(words: &[&str], scratch: &Path, limit_seconds: u64) -> Command {
     let mut command = Command::new("timeout");
-    command.args([LIMIT_SECONDS, "cargo"]).args(words);
+    command.args([&limit_seconds.to_string(), "cargo"]).args(words);
     command.current_dir(scratch).env("CARGO_TARGET_DIR", scratch.join("target"));
     command.envs(["CARGO_PROFILE_DEV_DEBUG", "CARGO_PROFILE_TEST_DEBUG"].map(|name| (name, "0")));
     command.stdin(Stdio::null());
     command
 }
 
-fn judge(mutant: &Mutant, scratch: &Path) -> Verdict {
+fn judge(mutant: &Mutant, scratch: &Path, limit_of: impl Fn(&str) -> u64) -> Verdict {
     for test in &mutant.tests {
-        match cargo_test(test, scratch, &["--no-run"]) {
+        match cargo_test(test, scratch, &["--no-run"], LIMIT_SECONDS) {
             Ok(output) if output.status.success() => {}
             Ok(output) => {
                 let text = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -251,7 +261,7 @@ fn judge(mutant: &Mutant, scratch: &Path) -> Verdict {
             }
             Err(error) => return Verdict::Broken(format!("running cargo: {error}")),
         }
-        match cargo_test(test, scratch, &[]) {
+        match cargo_test(test, scratch, &[], limit_of(test)) {
             Ok(output) if output.status.success() => {}
             Ok(_) => return Verdict::Caught(test.clone()),
             Err(error) => return Verdict::Broken(format!("running cargo: {error}")),

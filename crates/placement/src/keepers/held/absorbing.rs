@@ -18,12 +18,11 @@
 //! * When no durability is in force, for whatever reason, all of them go home; so do they when a worker goes on with a log in
 //!   which another has absorbed some.
 //! * A guest that flushes with no age waits until none is left: what an age allowed may not be durable yet.
+//! * What waits is remembered with the last transaction that was committed when it came: it carries nothing newer, so it does not count as
+//!   the home write of what is committed meanwhile.
 //!
 //! What it must never do: let the log be taken elsewhere, closed or moved on while the guest counts on a home block that storage does not
 //! have.
-//!
-//! * What waits is remembered with the last transaction that was committed when it came: it carries nothing newer, so it does not count as
-//!   the home write of what is committed meanwhile.
 //!
 //! Failure story: where the host's write fails, the block stays absorbed and owed, reads are answered as before, and it is tried
 //! again every second. When that has failed for ten seconds, who waits for absorbed blocks is told of an error, and the disk has a
@@ -40,8 +39,8 @@ use journal_area::Source;
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::ops::Range;
-use std::sync::MutexGuard;
 use std::time::Duration;
+use tracing_mutex::stdsync::MutexGuard;
 
 /// At most this part of the log is absorbed: all of it has to go home some time, and a tail waits for that.
 const ABSORBED_PART: u32 = 4;

@@ -42,8 +42,9 @@ use journal_area::{
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io;
 use std::ops::Range;
-use std::sync::{Arc, MutexGuard};
+use std::sync::Arc;
 use std::time::Duration;
+use tracing_mutex::stdsync::MutexGuard;
 
 /// Storage's superblock is written anew this often while homes change, so that an older copy of the image is told from the image.
 const COUNTED_EVERY: Duration = Duration::from_secs(1);
@@ -1365,12 +1366,15 @@ impl Held {
 
     /// Whether blocks of the guest's log are in their own places on storage, of transactions that are not committed yet, too.
     fn has_stored_blocks(&self) -> bool {
-        self.area.look(self.id, |held| (1..held.log_blocks()).any(|at| held.location(at) == Location::Storage))
+        let is_any = |held: &mut journal_area::HeldLog<'_>| {
+            (1..held.log_blocks()).any(|at| held.location(at) == Location::Storage)
+        };
+        self.area.look(self.id, is_any).unwrap_or(false)
     }
 
     fn engage(&self, log: &Log, within: Duration, state: &mut State) -> Result<(), String> {
         let mut superblock = vec![0; log.place.block_bytes as usize];
-        if !self.area.look(self.id, |held| held.read_held(0, &mut superblock)) {
+        if !self.area.look(self.id, |held| held.read_held(0, &mut superblock)).unwrap_or(false) {
             return Err("its superblock is not held".to_owned());
         }
         if let Some(why) = hindrance(log, &superblock) {
@@ -1464,7 +1468,7 @@ impl Held {
             return Err(format!("its books are wrong: {why}"));
         }
         let mut superblock = vec![0; log.place.block_bytes as usize];
-        if !self.area.look(self.id, |held| held.read_held(0, &mut superblock)) {
+        if !self.area.look(self.id, |held| held.read_held(0, &mut superblock)).unwrap_or(false) {
             return Err("its superblock is not held".to_owned());
         }
         if let Some(why) = hindrance(log, &superblock) {
@@ -1562,7 +1566,8 @@ impl Held {
     pub(super) fn clear_numbers(&self, log: &Log, block: &[u8]) -> io::Result<()> {
         let numbered = self.state().next_number;
         let Some(which) = self.to_clear(log, block, numbered) else { return Ok(()) };
-        numbers::wipe(&self.area.log_now(self.id), &log.place, &log.journal.file, which)
+        let Some(held) = self.area.log_now(self.id) else { return Ok(()) };
+        numbers::wipe(&held, &log.place, &log.journal.file, which)
     }
 
     /// An earlier process has used the numbers below this one.
@@ -1605,13 +1610,22 @@ impl Held {
 
     /// The log is gone, or its guest: nothing of ours is under way any more.
     pub(super) fn forget_aging(&self) {
+        self.forget_aging_as(false);
+    }
+
+    /// The log is about to be somebody else's: nothing of ours is under way any more, and nothing begins.
+    pub(super) fn leave_aging(&self) {
+        self.forget_aging_as(true);
+    }
+
+    fn forget_aging_as(&self, is_leaving: bool) {
         self.forget_absorbing();
         let mut state = self.state();
         if let Some(aging) = self.over(&mut state) {
             self.end_unsent(aging.hosts.into_values());
         }
         let (stints, counted) = (state.stints, state.counted);
-        *state = State { stints, counted, ..State::default() };
+        *state = State { stints, counted, is_leaving, ..State::default() };
     }
 
     /// The same before a recovery, which may fail: until one has not, nothing goes home beside the compounds on storage, which would be
