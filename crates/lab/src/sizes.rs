@@ -3,8 +3,9 @@
 
 use crate::error::{Error, FileContext, Result};
 use guest_kit::program;
-use std::collections::BTreeMap;
-use std::path::Path;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Crates that do what the paper's changes to Xen, ext3 and domain 0 do.
@@ -45,7 +46,7 @@ pub fn measure() -> Result<BTreeMap<String, f64>> {
     }
     let mut all = 0.0;
     for name in CRATES {
-        let lines = lines_below(&program::workspace().join("crates").join(name).join("src"))?;
+        let lines = lines_below(&program::workspace().join("crates").join(name).join("src"), &mut BTreeSet::new())?;
         fields.insert(format!("lines_{}", name.replace('-', "_")), lines);
         all += lines;
     }
@@ -53,21 +54,100 @@ pub fn measure() -> Result<BTreeMap<String, f64>> {
     Ok(fields)
 }
 
-/// Lines that are neither blank, comment, nor in a module of tests.
-fn lines_below(directory: &Path) -> Result<f64> {
-    let mut count = 0.0;
+/// Lines that are neither blank, comment, nor there for tests alone. `for_tests` are the modules that are, by path without extension.
+fn lines_below(directory: &Path, for_tests: &mut BTreeSet<PathBuf>) -> Result<f64> {
+    let (mut files, mut directories) = (Vec::new(), Vec::new());
     for entry in std::fs::read_dir(directory).at("read", directory)? {
         let path = entry.at("read", directory)?.path();
         if path.is_dir() {
-            count += lines_below(&path)?;
-        } else if path.extension().is_some_and(|extension| extension == "rs")
-            && path.file_stem().is_none_or(|stem| stem != "tests")
-        {
+            directories.push(path);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
             let text = std::fs::read_to_string(&path).at("read", &path)?;
-            let code = text.split("#[cfg(test)]").next().unwrap_or_default();
-            let lines = code.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with("//"));
-            count += lines.map(|_| 1.0).sum::<f64>();
+            let (lines, modules) = code_lines(&text);
+            // Modules of `name.rs` lie in `name`, those of a directory's own file beside it.
+            let stem = path.file_stem().and_then(OsStr::to_str).unwrap_or_default();
+            let inside = if matches!(stem, "mod" | "lib" | "main") { directory } else { &path.with_extension("") };
+            for_tests.extend(modules.iter().map(|name| inside.join(name)));
+            files.push((path, lines));
+        }
+    }
+    let counted = files.iter().filter(|(path, _)| !for_tests.contains(&path.with_extension("")));
+    let mut count = counted.map(|(_, lines)| *lines as f64).sum();
+    for path in directories {
+        if !for_tests.contains(&path) {
+            count += lines_below(&path, for_tests)?;
         }
     }
     Ok(count)
+}
+
+/// Lines of code in a file as rustfmt has it, without items that are compiled for tests alone, and the modules among these that have a
+/// file of their own.
+fn code_lines(text: &str) -> (usize, Vec<String>) {
+    let (mut count, mut modules) = (0, Vec::new());
+    let mut lines = text.lines().filter(|line| !line.trim().is_empty() && !line.trim_start().starts_with("//"));
+    while let Some(line) = lines.next() {
+        let trimmed = line.trim_start();
+        if !trimmed.starts_with("#[cfg(test)]") && !trimmed.starts_with("#[cfg(any(test") {
+            count += 1;
+            continue;
+        }
+        let indent = line.len() - trimmed.len();
+        let is_at = |line: &str| line.len() - line.trim_start().len() == indent;
+        // Further attributes, the item's head, and what is in its braces, to the line that closes them.
+        let Some(head) = lines.by_ref().find(|line| !line.trim_start().starts_with("#[")) else { break };
+        if let Some(name) = head.trim().trim_start_matches("pub(crate) ").strip_prefix("mod ") {
+            modules.extend(name.strip_suffix(';').map(str::to_owned));
+        }
+        if !head.ends_with([';', ',', '}']) {
+            let _ = lines.by_ref().find(|line| is_at(line) && line.trim_start().starts_with(['}', ')']));
+        }
+    }
+    (count, modules)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_for_tests_is_not_counted() {
+        let text = "\
+//! A module.
+use std::io;
+
+#[cfg(test)]
+mod model;
+#[cfg(any(test, feature = \"simulate\"))]
+pub(crate) mod simulated;
+
+struct A {
+    one: u8,
+    #[cfg(test)]
+    two: u8,
+}
+
+impl A {
+    #[cfg(test)]
+    #[track_caller]
+    fn three(
+        &self,
+    ) -> u8 {
+        if true {
+            1
+        }
+    }
+
+    fn four(&self) {}
+}
+
+#[cfg(test)]
+mod tests {
+    fn five() {}
+}
+const SIX: u8 = 6;
+";
+        // use, struct, one, }, impl, four, }, SIX.
+        assert_eq!(code_lines(text), (8, vec!["model".to_owned(), "simulated".to_owned()]));
+    }
 }

@@ -48,6 +48,30 @@ struct Controls {
     /// What was there before each write since the last flush, in order; nothing while it is not asked for.
     before: Mutex<Option<Vec<Before>>>,
     silence: Mutex<Silence>,
+    /// All that was asked for, in order; nothing while nobody wants to know.
+    asked: Mutex<Option<Vec<Asked>>>,
+}
+
+impl Controls {
+    fn note(&self, asked: Asked) {
+        if let Some(all) = &mut *self.asked.lock().expect("no panic under this lock") {
+            all.push(asked);
+        }
+    }
+}
+
+/// What a program asked of the image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Asked {
+    /// To write so many bytes there.
+    Write {
+        /// Where, in bytes.
+        offset: u64,
+        /// How many bytes.
+        bytes: u64,
+    },
+    /// To flush.
+    Flush,
 }
 
 /// Reads and writes that are not answered for now.
@@ -205,6 +229,16 @@ impl TestStorage {
         Ok(())
     }
 
+    /// From now on notes what is asked for.
+    pub fn note_requests(&self) {
+        *self.controls.asked.lock().expect("no panic under this lock") = Some(Vec::new());
+    }
+
+    /// Writes and flushes that were asked for since [`TestStorage::note_requests`], in order, failed ones too.
+    pub fn requests(&self) -> Vec<Asked> {
+        self.controls.asked.lock().expect("no panic under this lock").clone().unwrap_or_default()
+    }
+
     /// Writes that were asked for so far.
     pub fn writes(&self) -> u64 {
         self.controls.writes.load(Ordering::SeqCst)
@@ -359,6 +393,7 @@ impl Filesystem for Image {
         reply: ReplyWrite,
     ) {
         self.controls.writes.fetch_add(1, Ordering::SeqCst);
+        self.controls.note(Asked::Write { offset, bytes: data.len() as u64 });
         if self.fails(&self.controls.fail_writes) {
             return reply.error(Errno::EIO);
         }
@@ -393,6 +428,7 @@ impl Filesystem for Image {
 
     fn fsync(&self, _request: &Request, _inode: INodeNo, _handle: FileHandle, _datasync: bool, reply: ReplyEmpty) {
         self.controls.flushes.fetch_add(1, Ordering::SeqCst);
+        self.controls.note(Asked::Flush);
         let (controls, order) = (&self.controls, Ordering::SeqCst);
         let is_next = controls.flushes_to_fail.fetch_update(order, order, |left| left.checked_sub(1)).is_ok();
         if is_next && controls.is_writing_to_fail.swap(false, order) {
@@ -438,8 +474,10 @@ mod tests {
         let mut block = vec![0; 4096];
         file.read_exact_at(&mut block, 4096).expect("a read");
         assert_eq!(block, vec![7; 4096]);
+        storage.note_requests();
         file.write_all_at(&[9; 512], 512).expect("a write");
         file.sync_data().expect("a flush");
+        assert_eq!(storage.requests(), [Asked::Write { offset: 512, bytes: 512 }, Asked::Flush]);
         assert_eq!(std::fs::read(&backing).expect("the backing file")[512..1024], [9; 512]);
         assert_eq!((storage.writes(), storage.flushes(), storage.failures()), (1, 1, 0));
 

@@ -59,6 +59,8 @@ pub fn random_write(mut options: Options) -> Result<()> {
     file.set_len(blocks * BLOCK as u64).map_err(at("set the length of", &path))?;
     let mut random = Random::new(seed);
     let mut bytes = vec![0; BLOCK];
+    // The whole block: one that ends in zeros looks like one that is being filled, and is treated as such.
+    random.fill(&mut bytes);
     for write in 1..=writes {
         let block = random.below(blocks);
         random.fill(&mut bytes[..64]);
