@@ -18,6 +18,9 @@ pub enum Mode {
     JournalNoBarrier,
     /// data=journal, journal retained in guest memory: VMA journaling.
     Vma,
+    /// VMA journaling as published: as `vma`, and nothing is copied that can stay in the guest's page, whatever is expected of it.
+    #[serde(rename = "vma-published")]
+    VmaPublished,
     /// data=ordered, journal retained: VMA journaling for metadata alone (the 2012 paper's section 6.2).
     #[serde(rename = "vma-ordered")]
     VmaOrdered,
@@ -81,12 +84,13 @@ pub enum Mode {
 
 impl Mode {
     /// All of them.
-    pub const ALL: [Self; 27] = [
+    pub const ALL: [Self; 28] = [
         Self::Writeback,
         Self::Ordered,
         Self::Journal,
         Self::JournalNoBarrier,
         Self::Vma,
+        Self::VmaPublished,
         Self::VmaOrdered,
         Self::VmaWriteback,
         Self::Bound,
@@ -119,6 +123,7 @@ impl Mode {
             Self::Journal => "journal",
             Self::JournalNoBarrier => "journal-nobarrier",
             Self::Vma => "vma",
+            Self::VmaPublished => "vma-published",
             Self::VmaOrdered => "vma-ordered",
             Self::VmaWriteback => "vma-writeback",
             Self::TmpfsSlowed => "tmpfs-slowed",
@@ -160,7 +165,7 @@ impl Mode {
             | Self::TmpfsSlowed
             | Self::NoJournal
             | Self::Ramdisk => "storage",
-            Self::Vma | Self::VmaOrdered | Self::VmaWriteback => "retain",
+            Self::Vma | Self::VmaPublished | Self::VmaOrdered | Self::VmaWriteback => "retain",
             Self::Bound | Self::BoundWriteback | Self::BoundOrdered => "discard",
             Self::Copy => "copy",
             Self::Nvm
@@ -188,6 +193,16 @@ impl Mode {
             Self::NvmNoDelayedCheckpoint => Some(",nvm-delayed-checkpoint=off"),
             Self::NvmByCost => Some(",nvm-append-home=auto"),
             Self::NvmLogEverything => Some(",nvm-log-everything"),
+            _ => None,
+        }
+    }
+
+    /// For the modes that retain: which blocks are copied all the same.
+    pub fn hot_pages(self) -> Option<&'static str> {
+        match self {
+            // As the papers have it: what can stay in the guest's pages does, as long as nothing speaks against that page.
+            Self::Vma | Self::VmaOrdered | Self::VmaWriteback => Some("foreseen"),
+            Self::VmaPublished => Some("never"),
             _ => None,
         }
     }
@@ -221,6 +236,7 @@ impl Mode {
             Self::BoundOrdered => "data=ordered,barrier=0",
             Self::Journal
             | Self::Vma
+            | Self::VmaPublished
             | Self::Copy
             | Self::Nvm
             | Self::Njs

@@ -390,9 +390,8 @@ impl Running {
         let mut words: Vec<OsString> = vec![program::workspace_binary("amberlog")?.into(), "run".into()];
         let mut disk = image.clone().into_os_string();
         disk.push(format!(",name=data,placement={}", mode.placement()));
-        if mode.is_retained() {
-            // As the papers have it: what can stay in the guest's pages does, as long as nothing speaks against that page.
-            disk.push(",hot-pages=foreseen");
+        if let Some(rule) = mode.hot_pages() {
+            disk.push(format!(",hot-pages={rule}"));
         }
         if let Some(options) = mode.nvm_options() {
             disk.push("=");

@@ -100,7 +100,9 @@ fn code_lines(text: &str) -> (usize, Vec<String>) {
             modules.extend(name.strip_suffix(';').map(str::to_owned));
         }
         if !head.ends_with([';', ',', '}']) {
-            let _ = lines.by_ref().find(|line| is_at(line) && line.trim_start().starts_with(['}', ')']));
+            // A head of several lines ends with `) -> T {`.
+            let closes = |line: &str| line.trim_start().starts_with(['}', ')', ']']) && !line.ends_with('{');
+            let _ = lines.by_ref().find(|line| is_at(line) && closes(line));
         }
     }
     (count, modules)

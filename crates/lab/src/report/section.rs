@@ -49,7 +49,8 @@ pub(super) fn section(one: &Judged<'_>) -> Markup {
             }
             (numbers(one))
             p.soft { "Seed " (results.parameters.seed) "; " (machine(results)) "." }
-            p { "Again: " code { (results.command(one.experiment)) } }
+            // Today's texts may have other cells.
+            p { "Again, with the program of " code { (results.commit.get(..12).unwrap_or(&results.commit)) } ": " code { (results.command(one.experiment)) } }
         }
     }
 }
