@@ -131,6 +131,10 @@ impl HostFile {
 
     /// Bytes that the file system of the file has room for; nothing where it does not say.
     pub fn room_bytes(&self) -> Option<u64> {
+        #[cfg(feature = "simulate")]
+        if let Some(room_bytes) = simulated_room::room_bytes() {
+            return Some(room_bytes);
+        }
         let room = rustix::fs::fstatvfs(&self.file).ok()?;
         (room.f_blocks > 0).then(|| room.f_bavail.saturating_mul(room.f_frsize))
     }
@@ -210,6 +214,16 @@ pub mod simulated_room {
         static FULL: Cell<bool> = const { Cell::new(false) };
         static FAILING: Cell<(u64, u64)> = const { Cell::new((0, 0)) };
         static ASKED: Cell<u64> = const { Cell::new(0) };
+        static ROOM_BYTES: Cell<Option<u64>> = const { Cell::new(None) };
+    }
+
+    /// From now on this thread is told that the file system has room for so much, or what it really has.
+    pub fn set_room_bytes(room_bytes: Option<u64>) {
+        ROOM_BYTES.set(room_bytes);
+    }
+
+    pub(super) fn room_bytes() -> Option<u64> {
+        ROOM_BYTES.get()
     }
 
     /// Of the reservations of this thread from now on, counted from 0, these fail, as with a real tmpfs that somebody else fills: what was

@@ -3,7 +3,8 @@
 
 use crate::jcb::{Holding, Partial, Transaction, VmJcb};
 use crate::location::Location;
-use crate::pages::{HotPages, Pages, take_lone};
+use crate::lone::{Candidate, take_lone};
+use crate::pages::{HotPages, Pages};
 use crate::table::Tail;
 use guest_memory::{MemorySlice, PageId};
 use jbd2::{Checksum, Commit, Descriptor, Kind, Revoke, Tag};
@@ -98,7 +99,7 @@ impl VmJcb {
         let may_retain = self.holding == Holding::Retain && !self.table.is_materialise() && pages.can_protect();
         let mut outcome = Outcome::default();
         let mut block = vec![0; block_bytes];
-        let mut retained: Vec<(usize, PageId)> = Vec::new();
+        let mut retained: Vec<Candidate> = Vec::new();
         let mut copied: Vec<usize> = Vec::new();
         let mut control: Vec<usize> = Vec::new();
         // What cannot be held, since nothing could name it.
@@ -114,6 +115,13 @@ impl VmJcb {
             }
             if write.content.is_control() {
                 control.push(index);
+                if may_retain
+                    && rule == HotPages::Lone
+                    && let Some(format) = self.format
+                {
+                    write.content.copy_out(0, &mut block);
+                    self.ahead.see(&format, write.position, &block);
+                }
                 continue;
             }
             match &write.content {
@@ -125,13 +133,14 @@ impl VmJcb {
                         && pages.should_retain(slice, rule)
                         && seen_pages.insert(slice.page()) =>
                 {
-                    retained.push((index, slice.page()));
+                    retained.push(Candidate::new(self, index, slice.page(), write.position));
                 }
                 _ => copied.push(index),
             }
         }
         let lone = if rule == HotPages::Lone { take_lone(&mut retained, copies_left) } else { Vec::new() };
-        for (index, page) in lone {
+        for candidate in lone {
+            let index = candidate.index;
             writes[index].content.copy_out(0, &mut block);
             if jbd2::peek(&block).is_some() {
                 control.push(index);
@@ -140,15 +149,15 @@ impl VmJcb {
                 self.counters.pages_copied += 1;
             } else {
                 // It need not be copied, and where it is takes no memory.
-                retained.push((index, page));
+                retained.push(candidate);
             }
         }
         // Protect first: from here on the guest cannot change what is about to count.
-        let list: Vec<PageId> = retained.iter().map(|(_, page)| *page).collect();
+        let list: Vec<PageId> = retained.iter().map(|candidate| candidate.page).collect();
         let claimed = pages.retain(&list);
         self.counters.pages_protected += (list.len() - claimed.refused.len()) as u64;
         self.counters.protect_calls += claimed.calls;
-        for (index, page) in retained {
+        for Candidate { index, page, .. } in retained {
             // Another log has it by now, say: a guest may bring one page into two journals at once.
             if claimed.refused.contains(&page) {
                 copied.push(index);

@@ -6,12 +6,17 @@
 //! Between two looks a page may go from one log to another, or be retained anew: what was seen counts for nothing until the page is let go,
 //! which is refused as long as it is retained. So each look begins with that, and each that was in vain is followed by another.
 //!
+//! With a page that is written to goes what its log retains in the pages about it, if the rule of hot pages allows (`pages`): a guess that more
+//! faults would follow.
+//!
 //! What must never be: a page let go that some log has; a fault that nobody answers any more. One for which there is no memory, or whose
 //! page is not found though it is retained, is noted with the page being retained, in one step, and is tried again whenever memory may have become free, and
 //! five times a second.
 
 use crate::area::{JournalArea, LogId};
+use crate::jcb::VmJcb;
 use crate::location::Location;
+use crate::pages::Pages;
 use guest_memory::{CopyOnWrite, PageId};
 
 /// So often a page is looked for that is retained, and not found: each time it has gone to a log that was looked at already.
@@ -21,16 +26,22 @@ impl JournalArea {
     /// Copies a page out if it is retained, and lets it go. False where there is no memory for it: whoever waits is noted. Nobody may have a log's
     /// lock who calls.
     pub(crate) fn copy_out(&self, page: PageId) -> bool {
-        let (mut was_needed, mut is_noted) = (false, false);
+        let (mut was_needed, mut is_noted, mut around) = (false, false, Vec::new());
         for _ in 0..LOOKS_MAX {
             // Protected and not needed: with it go all the others (the paper's figure 3).
-            if self.pages.let_go(page, !was_needed) {
+            if self.pages.let_go(page, &around, !was_needed) {
                 return true;
             }
+            let copies_left = if self.pages.copies_around() { self.budget.copies_left(&self.logs) } else { 0 };
             let copied = self.logs.find(|_, jcb| {
                 let position = jcb.position_of_page(page)?;
                 self.pages.heat(page);
-                Some(jcb.copy_page_out(&self.pages, position, page))
+                let is_copied = jcb.copy_page_out(&self.pages, position, page);
+                if is_copied {
+                    jcb.counters.cow_faults += 1;
+                    jcb.copy_out_around(&self.pages, page, copies_left, &mut around);
+                }
+                Some(is_copied)
             });
             match copied {
                 Some(true) => was_needed = true,
@@ -49,7 +60,7 @@ impl JournalArea {
             if self.pages.starve(page) {
                 return false;
             }
-            if self.pages.let_go(page, false) {
+            if self.pages.let_go(page, &around, false) {
                 return true;
             }
         }
@@ -95,6 +106,33 @@ impl JournalArea {
         });
         self.feed_starved();
         is_there.unwrap_or_default()
+    }
+}
+
+impl VmJcb {
+    /// Copies out what this log retains in the neighbours of a page that was written to, as far as copies are allowed, and adds these pages to
+    /// `around`: whoever writes to one often writes to the next ones, and a fault takes longer than all of these copies.
+    fn copy_out_around(&mut self, pages: &Pages, page: PageId, copies_left: u64, around: &mut Vec<PageId>) {
+        let most = around.len() + copies_left as usize / guest_memory::PAGE_BYTES;
+        // What memory there is belongs to those who cannot do without.
+        if around.len() == most || !self.pool.has_room() {
+            return;
+        }
+        // A write that is under way releases what it carries, if that stays where it is.
+        let carried = self.in_flight.positions();
+        for neighbour in Pages::around(page) {
+            if around.len() == most {
+                return;
+            }
+            let Some(position) = self.position_of_page(neighbour) else { continue };
+            if carried.contains(&position) {
+                continue;
+            }
+            if !self.copy_page_out(pages, position, neighbour) {
+                return;
+            }
+            around.push(neighbour);
+        }
     }
 }
 

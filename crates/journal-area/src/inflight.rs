@@ -4,6 +4,8 @@
 //! neither issued nor done: two writes that overlap in flight may land in either order, so neither releases anything,
 //! and the host never writes a block home while a guest's write to it is in flight, nor lets one start while its own is.
 
+use std::collections::HashSet;
+
 /// A version that the write carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Candidate {
@@ -85,6 +87,12 @@ impl InFlight {
                 && other.blocks.start < blocks.end
                 && blocks.start < other.blocks.end
         })
+    }
+
+    /// The log blocks of all versions that are carried.
+    pub fn positions(&self) -> HashSet<u32> {
+        let candidates = self.operations.iter().flatten().flat_map(|operation| &operation.candidates);
+        candidates.map(|candidate| candidate.position).collect()
     }
 
     /// Whether the host writes anything.

@@ -17,6 +17,7 @@ use crate::commit::Accepted;
 use crate::index::Index;
 use crate::inflight::InFlight;
 use crate::location::{Location, Past};
+use crate::lone::Ahead;
 use crate::pages::Pages;
 use crate::pool::Pool;
 use crate::positions::Positions;
@@ -132,6 +133,8 @@ pub struct VmJcb {
     /// Where the next transaction begins, and its sequence number.
     pub(crate) cursor: Tail,
     pub(crate) partial: Partial,
+    /// What the last descriptor said: a guess.
+    pub(crate) ahead: Ahead,
     pub(crate) in_flight: InFlight,
     /// Somebody has written over the live log: what is in it is not to be brought home but by a replay.
     pub(crate) is_torn: bool,
@@ -194,6 +197,7 @@ impl VmJcb {
             transactions: VecDeque::new(),
             cursor: Tail { position: 0, sequence: 0 },
             partial: Partial::default(),
+            ahead: Ahead::default(),
             in_flight: InFlight::default(),
             is_torn: false,
             overwritten: Positions::new(shape.log_blocks),
@@ -553,7 +557,6 @@ impl VmJcb {
         // It is the same version still.
         let past = self.table.past(position);
         self.set_location_past(pages, position, Location::Block(slot), past);
-        self.counters.cow_faults += 1;
         self.counters.pages_copied += 1;
         self.note_memory();
         true
@@ -629,6 +632,7 @@ impl VmJcb {
             // Closed already.
             return;
         }
+        self.ahead = Ahead::default();
         self.table.set_tail(None);
         // Position 0, the superblock, is cleared last: until then an opened table still describes a closed log.
         for position in (0..self.shape.log_blocks).rev() {

@@ -36,6 +36,7 @@ mod listed;
 mod location;
 mod log;
 mod logs;
+mod lone;
 mod notes;
 mod operations;
 mod pages;

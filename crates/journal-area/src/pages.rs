@@ -38,9 +38,8 @@ const HOT_FROM: u8 = 2;
 const HOT_FAULT: u8 = 3;
 const HOT_MAX: u8 = 12;
 
-/// A run of fewer neighbouring pages is cheaper copied than protected: a call takes some 20 µs while the guest runs, a copied page 0.4 to 5
-/// (docs/results/hot-pages.md).
-const LONE_PAGES: usize = 8;
+/// So many pages about one that was written to are copied out with it.
+const AROUND_PAGES: u32 = 64;
 
 /// So many bytes of zeros at a block's end are taken for what is behind the end of a file.
 const ZERO_BYTES: usize = 8;
@@ -57,9 +56,8 @@ pub enum HotPages {
     /// block, so of a tree of small files it is every second or third one. Tables of inodes that are not full end so too, and are
     /// written to again anyway.
     Foreseen,
-    /// These, and those in pages with few neighbours among the pages that are retained with them, as long as copies are allowed
-    /// ([`take_lone`]). Protecting is a call for each run of neighbouring pages, for which every processor of the guest gives up
-    /// what it knows of its page tables: where a run is short, that takes longer than to copy it.
+    /// These, and those with few neighbours among the blocks that are committed with them, as long as copies are allowed
+    /// (`lone`). And with a page that is written to while it is retained, what is retained in the pages around it is copied.
     #[default]
     Lone,
 }
@@ -194,6 +192,18 @@ impl Pages {
         score.store(score.load(Ordering::Relaxed).saturating_add(HOT_FAULT).min(HOT_MAX), Ordering::Relaxed);
     }
 
+    /// Whether pages are copied out with one that was written to. Not while somebody waits for memory.
+    pub fn copies_around(&self) -> bool {
+        let books = self.books();
+        books.rule == HotPages::Lone && books.starved.is_empty()
+    }
+
+    /// These.
+    pub fn around(page: PageId) -> impl Iterator<Item = PageId> {
+        let first = page.0 / AROUND_PAGES * AROUND_PAGES;
+        (first..first + AROUND_PAGES).filter(move |neighbour| *neighbour != page.0).map(PageId)
+    }
+
     /// The page went home as it was committed: retaining it would have been cheaper.
     pub fn cool(&self, page: PageId) {
         let score = self.score(page);
@@ -308,9 +318,9 @@ impl Pages {
         books.loose = pages;
     }
 
-    /// Unprotects one page at once and wakes who waits for it, unless it is retained: false then. With `all_loose` go all the others that are
-    /// protected and not needed.
-    pub fn let_go(&self, page: PageId, all_loose: bool) -> bool {
+    /// Unprotects one page at once and wakes who waits for it, unless it is retained: false then. With it go those of `around` that are protected
+    /// and not retained, and with `all_loose` all others of that kind.
+    pub fn let_go(&self, page: PageId, around: &[PageId], all_loose: bool) -> bool {
         let mut books = self.books();
         if self.memory.is_retained(page) {
             return false;
@@ -318,9 +328,13 @@ impl Pages {
         if all_loose {
             self.let_all_loose_go(&mut books);
         }
-        self.memory.unprotect(&[page]);
-        books.set_protected(page, false);
-        books.starved.retain(|starved| *starved != page);
+        let is_free = |other: &PageId| books.is_protected(*other) && !self.memory.is_retained(*other);
+        let mut pages: Vec<PageId> = around.iter().copied().filter(is_free).chain([page]).collect();
+        pages.sort_unstable();
+        pages.dedup();
+        self.memory.unprotect(&pages);
+        pages.iter().for_each(|page| books.set_protected(*page, false));
+        books.starved.retain(|starved| pages.binary_search(starved).is_err());
         true
     }
 
@@ -350,25 +364,6 @@ impl Pages {
     pub fn is_kept(&self, page: PageId) -> bool {
         self.books().is_protected(page) && self.memory.is_retained(page)
     }
-}
-
-/// Takes out of `retained` (indices of blocks, and their pages) what is cheaper copied, as far as copies are allowed: `copies_left` bytes.
-pub fn take_lone(retained: &mut Vec<(usize, PageId)>, mut copies_left: u64) -> Vec<(usize, PageId)> {
-    let page_bytes = guest_memory::PAGE_BYTES as u64;
-    retained.sort_unstable_by_key(|(_, page)| *page);
-    let mut lone = Vec::new();
-    let mut kept = Vec::with_capacity(retained.len());
-    for run in retained.chunk_by(|one, next| one.1.0 + 1 == next.1.0) {
-        let bytes = run.len() as u64 * page_bytes;
-        if run.len() < LONE_PAGES && bytes <= copies_left {
-            copies_left -= bytes;
-            lone.extend_from_slice(run);
-        } else {
-            kept.extend_from_slice(run);
-        }
-    }
-    *retained = kept;
-    lone
 }
 
 fn ends_in_zeros(block: &MemorySlice) -> bool {

@@ -355,6 +355,11 @@ impl Pool {
         self.smalls.go_on();
     }
 
+    /// Whether the host's memory files have room for more than has to be there.
+    pub fn has_room(&self) -> bool {
+        has_room(&self.file)
+    }
+
     /// Some time has passed, a second for instance: what nothing was in for longer goes back to the host.
     pub fn rest(&mut self) {
         self.blocks.rest(&self.file);

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 const BLOCK: usize = PAGE_BYTES;
-const PAGES: u32 = 16;
+const PAGES: u32 = 160;
 const LOG_BLOCKS: u32 = 64;
 const SHAPE: LogShape = LogShape { block_bytes: BLOCK as u32, log_blocks: LOG_BLOCKS, home_blocks: 1000 };
 
@@ -23,6 +23,8 @@ struct Rig {
     log: LogId,
     superblock: SuperblockBuilder,
     builder: LogBuilder,
+    /// The guest writes a descriptor, and then, in a request of its own, what it describes.
+    is_split: bool,
     /// What was told of the last commit.
     told: Vec<Accepted>,
     directory: tempfile::TempDir,
@@ -60,6 +62,7 @@ impl Rig {
             log,
             superblock,
             builder: LogBuilder::new(format, 1, 1),
+            is_split: false,
             told: Vec::new(),
             directory,
         }
@@ -114,6 +117,10 @@ impl Rig {
             };
             writes.push(LogWrite { position, content });
         });
+        if self.is_split {
+            self.area.hold(self.log, &writes[..1]);
+            writes.remove(0);
+        }
         let outcome = self.area.hold(self.log, &writes);
         (positions, outcome)
     }
@@ -223,6 +230,123 @@ fn pages_with_few_neighbours_are_copied_while_copies_are_allowed() {
             assert!(rig.holds(position, page.0 as u8 + 1), "page {page:?} is as it was committed");
         }
     }
+}
+
+/// Pages that follow one another are of no use where their blocks do not: such blocks are likely to be written again before they are home.
+#[test]
+fn blocks_from_all_over_a_file_have_no_neighbours() {
+    let blocks_of = |block_of: fn(u64) -> u64| (0..16).map(move |page| (block_of(page), PageId(page as u32)));
+    for (block_of, are_retained) in [(|page| 100 + page) as fn(u64) -> u64, |page| 200 - page, |page| 300 + 2 * page]
+        .into_iter()
+        .zip([true, true, false])
+    {
+        for is_split in [false, true] {
+            let mut rig = Rig::new();
+            rig.area.set_hot_pages(HotPages::Lone);
+            (0..16).for_each(|page| rig.fill(PageId(page), page as u8 + 1));
+            rig.is_split = is_split;
+            let positions = rig.commit(&blocks_of(block_of).collect::<Vec<_>>());
+            assert!(
+                (0..16).all(|page| rig.memory.is_retained(PageId(page)) == are_retained),
+                "block {} of page 1, split {is_split}",
+                block_of(1)
+            );
+            (0..16).for_each(|page| rig.fill(PageId(page), 99));
+            assert!(positions.iter().zip(1..).all(|(position, value)| rig.holds(*position, value)));
+        }
+    }
+}
+
+/// Whoever writes to a page that is retained often writes to the next ones: those about it are copied with it, where copies are allowed.
+#[test]
+fn what_is_retained_around_a_page_that_is_written_to_is_copied_with_it() {
+    let (rules, budgets) = ([HotPages::Lone, HotPages::Lone, HotPages::Foreseen], [u64::MAX, 0, u64::MAX]);
+    for ((rule, budget_bytes), are_copied) in rules.into_iter().zip(budgets).zip([true, false, false]) {
+        let mut rig = Rig::with_budget(budget_bytes);
+        rig.area.set_hot_pages(rule);
+        let run = (56..72).map(|page| (u64::from(page), PageId(page))).collect::<Vec<_>>();
+        run.iter().for_each(|(_, page)| rig.fill(*page, page.0 as u8));
+        let positions = rig.commit(&run);
+        assert!(run.iter().all(|(_, page)| rig.memory.is_retained(*page)));
+        rig.fill(PageId(60), 99);
+        rig.area.check().expect("the books are right");
+        let retained: Vec<u32> = (56..72).filter(|page| rig.memory.is_retained(PageId(*page))).collect();
+        let left: Vec<u32> = (56..72).filter(|page| if are_copied { *page >= 64 } else { *page != 60 }).collect();
+        assert_eq!(retained, left, "{rule:?}, budget {budget_bytes}");
+        assert!(
+            left.iter().all(|page| rig.memory.simulated_is_protected(PageId(*page))),
+            "what is retained is protected"
+        );
+        let copied = (56..72).filter(|page| !left.contains(page)).collect::<Vec<_>>();
+        assert!(
+            copied.iter().all(|page| !rig.memory.simulated_is_protected(PageId(*page))),
+            "all that was copied is let go at once"
+        );
+        assert_eq!(rig.area.counters(rig.log).cow_faults, 1);
+        assert_eq!(rig.area.counters(rig.log).pages_copied, copied.len() as u64);
+        (56..72).for_each(|page| rig.fill(PageId(page), 99));
+        assert!(positions.iter().zip(56..).all(|(position, value)| rig.holds(*position, value)));
+    }
+}
+
+/// A run of pages, 56 to 71, each with the block of its number, committed by the rule that copies around a page.
+fn rig_with_a_run() -> (Rig, Vec<u32>) {
+    let mut rig = Rig::new();
+    rig.area.set_hot_pages(HotPages::Lone);
+    let run = (56..72).map(|page| (u64::from(page), PageId(page))).collect::<Vec<_>>();
+    run.iter().for_each(|(_, page)| rig.fill(*page, page.0 as u8));
+    let positions = rig.commit(&run);
+    assert!(run.iter().all(|(_, page)| rig.memory.is_retained(*page)));
+    (rig, positions)
+}
+
+/// A write home that is under way releases what it carries where that stays in its place.
+#[test]
+fn a_page_on_its_way_home_is_not_copied_with_one_that_is_written_to() {
+    let (mut rig, _) = rig_with_a_run();
+    let payload = [rig.memory.page(PageId(58))];
+    let HomeWrite::Go { operation, .. } = rig.area.home_write_begins(rig.log, 58..59, &payload, &Over::Unknown) else {
+        panic!("nothing is in the way")
+    };
+    rig.fill(PageId(60), 99);
+    let retained: Vec<u32> = (56..64).filter(|page| rig.memory.is_retained(PageId(*page))).collect();
+    assert_eq!(retained, [58]);
+    rig.area.home_write_ended(rig.log, operation, true);
+    rig.area.check().expect("the books are right");
+    assert!(!rig.memory.is_retained(PageId(58)));
+    assert_eq!(rig.area.counters(rig.log).released_home, 1);
+    rig.fill(PageId(58), 99);
+    rig.commit(&[(58, PageId(58))]);
+}
+
+/// Copies that need not be made take no memory that others cannot do without.
+#[test]
+fn nothing_is_copied_around_a_page_while_memory_is_short() {
+    let (rig, positions) = rig_with_a_run();
+    let are_retained = |pages: std::ops::Range<u32>| pages.into_iter().all(|page| rig.memory.is_retained(PageId(page)));
+    simulated_room::set_room_bytes(Some(1 << 20));
+    rig.fill(PageId(60), 99);
+    simulated_room::set_room_bytes(None);
+    assert!(are_retained(56..60) && are_retained(61..64));
+    rig.area.check().expect("the books are right");
+    assert!((60..64).zip(&positions[4..]).all(|(page, position)| rig.holds(*position, page)));
+}
+
+/// Somebody who waits for memory gets it before anything is copied for speed.
+#[test]
+fn who_waits_for_a_page_is_let_go_alone() {
+    let (rig, positions) = rig_with_a_run();
+    simulated_room::set_full(true);
+    assert!(!rig.memory.simulated_guest_tries(PageId(60), 0, &[99]), "there was no memory for a copy");
+    simulated_room::set_full(false);
+    rig.memory.simulated_try_again();
+    rig.area.check().expect("the books are right");
+    let let_go: Vec<u32> = (56..72).filter(|page| !rig.memory.is_retained(PageId(*page))).collect();
+    assert_eq!(let_go, [60]);
+    rig.fill(PageId(61), 99);
+    let let_go: Vec<u32> = (56..72).filter(|page| !rig.memory.is_retained(PageId(*page))).collect();
+    assert_eq!(let_go, (56..64).collect::<Vec<_>>(), "nobody waits any more");
+    assert!((56..72).zip(&positions).all(|(page, position)| rig.holds(*position, page)));
 }
 
 /// What the VM holds already, for whatever reason, leaves less for copies that need not be.

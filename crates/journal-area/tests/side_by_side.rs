@@ -59,7 +59,7 @@ struct Bench {
 }
 
 impl Bench {
-    fn new() -> Self {
+    fn new(rule: HotPages) -> Self {
         let directory = tempfile::tempdir_in("/dev/shm").expect("a directory in tmpfs");
         let path = directory.path().join("ram");
         let file = std::fs::OpenOptions::new().read(true).write(true).create_new(true).open(path).expect("a file");
@@ -78,8 +78,7 @@ impl Bench {
         let table = memory.map(vec![region]).expect("mapped");
         memory.take_userfaultfd(userfault()).expect("protection");
         let area = JournalArea::new(&memory, BUDGET_BYTES);
-        // As many as can be are retained.
-        area.set_hot_pages(HotPages::Never);
+        area.set_hot_pages(rule);
         let (logs_end, writers_end) = (AtomicBool::new(false), AtomicBool::new(false));
         Bench { memory, table, area, vmm, began: Instant::now(), logs_end, writers_end, directory }
     }
@@ -387,8 +386,8 @@ fn read(slice: &guest_memory::MemorySlice) -> Vec<u8> {
 }
 
 /// All at once for a while: with memory, with protecting that takes long, with none now and then. Gives what was seen.
-fn run(delay: Duration, is_full_at_times: bool) -> Seen {
-    let bench = Bench::new();
+fn run(rule: HotPages, delay: Duration, is_full_at_times: bool) -> Seen {
+    let bench = Bench::new(rule);
     let written: Vec<AtomicU64> = (0..WRITERS).map(|_| AtomicU64::new(0)).collect();
     simulated_delay::set(delay);
     let (ids, seen) = std::thread::scope(|scope| {
@@ -440,7 +439,7 @@ fn run(delay: Duration, is_full_at_times: bool) -> Seen {
         assert_eq!(bench.memory.is_retained(page), retained.contains(&page), "page {page:?} is in a log that has it");
     }
     simulated_delay::set(Duration::ZERO);
-    println!("delay {delay:?}, full at times {is_full_at_times}: {seen:?}");
+    println!("{rule:?}, delay {delay:?}, full at times {is_full_at_times}: {seen:?}");
     seen
 }
 
@@ -453,8 +452,11 @@ fn logs_side_by_side_hold_what_was_committed() {
         std::process::exit(101);
     }));
     let mut waited_for = 0;
-    for (delay, is_full_at_times) in [(0, false), (100, false), (0, true), (100, true)] {
-        let seen = run(Duration::from_micros(delay), is_full_at_times);
+    // By one rule as many as can be are retained; by the other longer runs only, and with one that is written to others are copied.
+    let phases = [(0, false), (100, false), (0, true), (100, true)].map(|(delay, full)| (HotPages::Never, delay, full));
+    let more = [(0, false), (100, true)].map(|(delay, full)| (HotPages::Lone, delay, full));
+    for (rule, delay, is_full_at_times) in phases.into_iter().chain(more) {
+        let seen = run(rule, Duration::from_micros(delay), is_full_at_times);
         assert!(seen.transactions > 100 && seen.retained > 100 && seen.released > 20 && seen.pressed > 0, "{seen:?}");
         assert_eq!(seen.anew > 0, is_full_at_times, "{seen:?}");
         waited_for += seen.waited_for;

@@ -119,6 +119,15 @@ fn a_page_of_a_log_that_is_busy_is_waited_for() {
     assert_eq!(rig.area.counters(rig.logs[0]).cow_faults, 1);
 }
 
+/// Between the copies and the call that lets the pages go another log may have one of them.
+#[test]
+fn a_page_that_another_log_has_by_then_does_not_go_with_its_neighbour() {
+    let rig = Rig::new();
+    rig.area.hold(rig.logs[1], &[rig.page(2, 4)]);
+    assert!(rig.area.pages.let_go(PageId(5), &[PageId(4)], false));
+    assert!(rig.area.pages.is_kept(PageId(4)) && rig.memory.simulated_is_protected(PageId(4)));
+}
+
 /// A device comes that writes past the page tables, while a log's thread is about to protect pages.
 #[test]
 fn nobody_protects_a_page_after_the_end_of_protection() {

@@ -329,11 +329,10 @@ fn media_of_the_load(
         ("network_bytes".to_owned(), number("remote_wire_bytes")),
     ]);
     // Where committed blocks are held.
-    let [protected, copied, faults] = ["pages_protected", "pages_copied", "cow_faults"].map(number);
-    if protected + copied > 0.0 {
-        // What was copied because of a fault had been protected.
-        let blocks = protected + copied - faults;
-        media.insert("copied_percent".to_owned(), copied / blocks * 100.0);
+    let [committed, copied, faults] = ["blocks_committed", "pages_copied", "cow_faults"].map(number);
+    if committed > 0.0 {
+        // Of those that were written and not committed some may have been copied, too.
+        media.insert("copied_percent".to_owned(), (copied / committed * 100.0).min(100.0));
         media.insert("write_faults".to_owned(), faults);
     }
     media
@@ -478,14 +477,14 @@ mod tests {
         let before = of(&[
             ("nvm_bytes_to_nvm", 64e6),
             ("remote_wire_bytes", 70e6),
-            ("pages_protected", 1000.0),
+            ("blocks_committed", 1000.0),
             ("pool_bytes_max", 9e6),
             ("area_bytes_max", 3e5),
         ]);
         let report = of(&[
             ("nvm_bytes_to_nvm", 65e6),
             ("remote_wire_bytes", 72e6),
-            ("pages_protected", 1010.0),
+            ("blocks_committed", 1020.0),
             ("pages_copied", 10.0),
             ("pool_bytes_max", 9e6),
             ("area_bytes_max", 3e5),
