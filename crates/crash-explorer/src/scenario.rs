@@ -17,6 +17,8 @@ enum Load {
     Database,
     /// Renames, truncates, unlinks, links, directories, fsyncs.
     Mix,
+    /// Files removed and holes punched, and their blocks written for other files at once, half of it with direct I/O.
+    Reuse,
 }
 
 /// One entry of the catalogue.
@@ -47,13 +49,15 @@ const SCENARIO: Scenario = Scenario {
     seed: 1,
 };
 
+/// Steps of [`Load::Reuse`].
+const REUSES: u64 = 120;
 const TABLE_PAGES: u64 = 60;
 /// Fsynced records that are written.
 const RECORDS: u64 = 24;
 
 impl Scenario {
     /// All of them.
-    pub const ALL: [Scenario; 7] = [
+    pub const ALL: [Scenario; 10] = [
         Scenario { name: "postmark", load: Load::Postmark, seed: 11, ..SCENARIO },
         Scenario { name: "database", load: Load::Database, seed: 12, ..SCENARIO },
         Scenario { name: "mix", load: Load::Mix, remounts: true, seed: 13, ..SCENARIO },
@@ -61,6 +65,17 @@ impl Scenario {
         Scenario { name: "mix-small-blocks", block_bytes: 1024, seed: 15, ..SCENARIO },
         Scenario { name: "postmark-ext3", load: Load::Postmark, ext3: true, block_bytes: 1024, seed: 16, ..SCENARIO },
         Scenario { name: "database-external", load: Load::Database, is_external: true, seed: 17, ..SCENARIO },
+        Scenario { name: "reuse-ordered", load: Load::Reuse, options: "data=ordered,discard", seed: 18, ..SCENARIO },
+        Scenario { name: "reuse-writeback", load: Load::Reuse, options: "data=writeback", seed: 19, ..SCENARIO },
+        Scenario {
+            name: "postmark-ordered-ext3",
+            load: Load::Postmark,
+            ext3: true,
+            block_bytes: 1024,
+            options: "data=ordered",
+            seed: 20,
+            ..SCENARIO
+        },
     ];
 
     /// The scenario of this name.
@@ -125,6 +140,9 @@ impl Scenario {
                 "guest-tools database --directory /mnt/database --seed {seed} --pages {TABLE_PAGES} --count 26 \
                  --checkpoint 8 &"
             ),
+            Load::Reuse => {
+                format!("guest-tools reuse --directory /mnt/reuse --seed {seed} --count {REUSES} &")
+            }
             Load::Mix => format!("guest-tools mix --directory /mnt/mix --seed {seed} --count 420 &"),
         };
         let records = format!(
@@ -182,6 +200,11 @@ impl Scenario {
             && let TreeVerdict::NoState(text) = evidence::mix(file_system, "/mix", self.seed, acknowledged("mix"))?
         {
             faults.push(format!("mix: {text}"));
+        }
+        if self.load == Load::Reuse {
+            let may_be_stale = self.options.contains("writeback");
+            let found = evidence::reuse(file_system, "/reuse", self.seed, acknowledged("reuse"), REUSES, may_be_stale)?;
+            faults.extend(found.into_iter().map(|fault| format!("reuse: {fault}")));
         }
         if self.load == Load::Database
             && acknowledged("database").last.is_some()

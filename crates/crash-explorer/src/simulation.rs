@@ -290,7 +290,10 @@ impl<'r> Simulation<'r> {
         };
         if switches.has(Switches::HAND_OVER) {
             let mut random = Random::of(seed, 3);
-            simulation.hand_over_at = Some(random.below(recording.events.len().max(1) as u64) as usize);
+            let events = recording.events.len();
+            // A log takes its time to go: not in the last quarter.
+            let at = random.below(events.max(1) as u64) as usize;
+            simulation.hand_over_at = Some(at.min(events / 4 * 3));
         }
         // Who watches, and a region, know of no other process.
         if switches.has(Switches::FOLLOW) && simulation.watcher.is_none() && !has_region {

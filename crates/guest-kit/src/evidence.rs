@@ -4,11 +4,12 @@
 //! Failure story: an image that cannot be read at all is an error; lost or damaged work is a
 //! verdict.
 
-use crate::error::{Error, Result};
+use crate::error::{Error, FileContext, Result};
 use crate::image::FileSystem;
 use crate::judge::{read_directory, read_file};
 use crate::report::Acknowledged;
-use guest_tools::{database, mix, tree};
+use guest_tools::{database, mix, reuse, tree};
+use std::collections::BTreeMap;
 use std::path::Path;
 
 pub use guest_tools::record::{Order, RecordLayout, RecordVerdict};
@@ -50,6 +51,33 @@ pub fn mix(file_system: &FileSystem, directory: &str, seed: u64, acknowledged: A
     let root = extracted.path().join(Path::new(directory).file_name().unwrap_or_default());
     let recovered = tree::RecoveredTree::read(&root, false).map_err(Error::Assets)?;
     Ok(tree::check(seed, &recovered, acknowledged.last, mix::AHEAD))
+}
+
+/// Checks the files that `guest-tools reuse` has left in `directory` in `steps` steps at most, and gives what is wrong with them as sentences.
+/// `may_be_stale` with data=writeback.
+pub fn reuse(
+    file_system: &FileSystem,
+    directory: &str,
+    seed: u64,
+    acknowledged: Acknowledged,
+    steps: u64,
+    may_be_stale: bool,
+) -> Result<Vec<String>> {
+    let name = Path::new(directory).file_name().unwrap_or_default();
+    let extracted = match read_directory(file_system, directory) {
+        Ok(extracted) => extracted,
+        // It need not have come that far.
+        Err(_) if acknowledged.last.is_none() => return Ok(Vec::new()),
+        Err(error) => return Err(error),
+    };
+    let mut files = BTreeMap::new();
+    let root = extracted.path().join(name);
+    for entry in std::fs::read_dir(&root).at("read", &root)? {
+        let path = entry.at("read", &root)?.path();
+        let content = std::fs::read(&path).at("read", &path)?;
+        files.insert(path.file_name().unwrap_or_default().to_string_lossy().into_owned(), content);
+    }
+    Ok(reuse::check(seed, &files, acknowledged.last, steps, may_be_stale))
 }
 
 /// Checks the database that `guest-tools database` has left in `directory`; gives the transaction

@@ -23,6 +23,7 @@ pub mod postgresql;
 pub mod record;
 pub mod records;
 pub mod report;
+pub mod reuse;
 pub mod rocksdb;
 pub mod scribble;
 pub mod sources;
