@@ -1,8 +1,8 @@
 //! A compound on its way: what goes where, worked out at once, so that nothing that changes meanwhile can change it. What it holds is read at once,
 //! too, but where versions stay: then it is read in parts, and has to be what it was.
 
+use crate::contract::View;
 use crate::live::Live;
-use crate::machine::View;
 use crate::window::{Version, Window};
 use jbd2::build::escape;
 use jbd2::{Compound, CompoundBlock, Format, Part, tag_checksum};

@@ -54,13 +54,15 @@
 
 mod blocks;
 mod compound;
+mod contract;
 mod live;
 mod machine;
 mod window;
 
 pub use blocks::BlockSet;
-pub use machine::{
-    Age, AnswerId, Committed, Durability, FoundCopy, FoundLog, FoundSaid, Kind, OperationId, Past, Place, Status, Step,
-    View, WhenAsked, WriteId,
+pub use contract::{
+    Age, AnswerId, Committed, FoundCopy, FoundLog, FoundSaid, Kind, OperationId, Past, Place, Status, Step, View,
+    WhenAsked, WriteId,
 };
+pub use machine::Durability;
 pub use window::{Freed, Transaction, Version};

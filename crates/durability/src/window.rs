@@ -1,7 +1,7 @@
 //! Transactions that are committed and not durable.
 
 use crate::blocks::BlockSet;
-use crate::machine::Committed;
+use crate::contract::Committed;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::time::Duration;
