@@ -2,8 +2,8 @@
 //! the region when they are durable there.
 //!
 //! What is written home leaves when any flush of the disk has ended that began after that write had: a commit's for its appends, the
-//! guest's, or one of the checkpoint's own. Such a flush covers it, whoever asked ([`Work::durable`] is the number of the last write
-//! home that one has covered, and a flush that fails covers nothing and ends the checkpoint). The checkpoint asks for one itself
+//! guest's, or one of the checkpoint's own. Such a flush covers it, whoever asked ([`super::coverage`] tells; a flush that fails covers nothing
+//! and ends the checkpoint). The checkpoint asks for one itself
 //! only where room is wanted, or nobody else has for a while. More is written meanwhile, so that the disk is not idle. (The paper's
 //! file system is "frozen" until all of it is home.)
 //! To have room in time long runs begin to go home when the region is half full: they are data, written once. What is changed
@@ -11,10 +11,11 @@
 
 use super::captured::{AtHome, Captured, Held, HomeState, Written};
 use super::commit::Commit;
+use super::errand::Errand;
 use super::inflight::Writer;
-use super::keeper::{Errand, Work};
 use super::notes::Note;
 use super::report::NvmCounters;
+use super::work::Work;
 use super::{ManyAppends, State};
 use crate::keeper::{Side, Steps};
 use std::cmp::Reverse;
@@ -81,30 +82,76 @@ impl Checkpoint {
     }
 }
 
+/// Checkpoints of a log: the one that is going on, what became of the last ones, and what is to go home with the next.
+#[derive(Debug)]
+pub(super) struct Checkpoints {
+    /// The one that is going on.
+    pub now: Option<Checkpoint>,
+    /// The last one has failed, …
+    pub has_failed: bool,
+    /// … so many have, one after the other, …
+    pub failures: u32,
+    /// … and the last one then.
+    pub failed_at: Instant,
+    /// When everything was last sent home because of the options' interval.
+    pub all_began_at: Instant,
+    /// How often everything was asked to go home when that was looked at last.
+    pub asked: u64,
+    /// What one took out of the region is not collected yet.
+    pub is_collection_due: bool,
+    /// After which transaction long runs were looked for last.
+    pub runs_looked_for: Option<u32>,
+    /// Appends that were logged, and are to go home in the background.
+    pub soon: Vec<u64>,
+}
+
+impl Checkpoints {
+    /// None yet, of a disk that was asked so often to send everything home.
+    pub fn new(asked: u64) -> Self {
+        Checkpoints {
+            now: None,
+            has_failed: false,
+            failures: 0,
+            failed_at: Instant::now(),
+            all_began_at: Instant::now(),
+            asked,
+            is_collection_due: false,
+            runs_looked_for: None,
+            soon: Vec::new(),
+        }
+    }
+
+    /// Nothing goes home any more.
+    pub fn forget(&mut self) {
+        self.now = None;
+        self.soon.clear();
+    }
+}
+
 impl Work {
     /// Whether somebody waits for a checkpoint that is to be tried once more: its guest unmounts, or commits and there is no room.
     pub(super) fn is_tried_again(&self) -> bool {
         let is_room_wanted = self.commit.as_ref().is_some_and(Commit::waits_for_room);
-        self.checkpoint_failed
-            && self.checkpoints_failed < CHECKPOINT_TRIES
+        self.checkpoints.has_failed
+            && self.checkpoints.failures < CHECKPOINT_TRIES
             && (self.closing.is_some() || is_room_wanted)
     }
 
     /// After which time a checkpoint is to be tried again for who waits for it.
     pub(super) fn next_try_in(&self) -> Option<Duration> {
         self.is_tried_again()
-            .then(|| self.nvm.options.checkpoint_patience.saturating_sub(self.checkpoint_failed_at.elapsed()))
+            .then(|| self.nvm.options.checkpoint_patience.saturating_sub(self.checkpoints.failed_at.elapsed()))
     }
 
     /// Whether no checkpoint will take home what somebody waits for, however often it is tried now.
     pub(super) fn has_checkpoint_failed(&self) -> bool {
-        self.checkpoint_failed && !self.is_tried_again()
+        self.checkpoints.has_failed && !self.is_tried_again()
     }
 
     /// Somebody comes who has not tried yet: what has failed before is no reason to refuse them.
     pub(super) fn try_checkpoints_anew(&mut self) {
-        self.checkpoint_failed = false;
-        self.checkpoints_failed = 0;
+        self.checkpoints.has_failed = false;
+        self.checkpoints.failures = 0;
     }
 
     /// Begins a checkpoint of everything that can go home. False when nothing can, or one is going on.
@@ -116,12 +163,12 @@ impl Work {
     fn may_begin(&self) -> bool {
         // Where home is, is what is in doubt with a log that is distrusted.
         let is_home_in_doubt = self.is_distrusted && self.closing.is_none() && self.commit.is_none();
-        !self.checkpoint_failed && !is_home_in_doubt
+        !self.checkpoints.has_failed && !is_home_in_doubt
     }
 
     /// The same for runs of at least `run_blocks_min` blocks.
     fn begin_checkpoint_of(&mut self, captured: &mut Captured, run_blocks_min: u64, steps: &mut Steps) -> bool {
-        if self.checkpoint.is_some() || !self.may_begin() {
+        if self.checkpoints.now.is_some() || !self.may_begin() {
             return false;
         }
         let mut blocks: Vec<u64> =
@@ -138,7 +185,7 @@ impl Work {
 
     fn checkpoint_of(&mut self, runs: Vec<Range<u64>>, is_of_some: bool) {
         NvmCounters::add(&self.nvm.counters.checkpoints, 1);
-        self.checkpoint = Some(Checkpoint {
+        self.checkpoints.now = Some(Checkpoint {
             runs,
             writing: 0,
             written: VecDeque::new(),
@@ -154,7 +201,7 @@ impl Work {
     /// their way, or home and waiting for a flush.
     fn widen_checkpoint(&mut self, captured: &mut Captured, steps: &mut Steps) {
         let is_of_some = |checkpoint: &&Checkpoint| checkpoint.is_of_some && !checkpoint.has_failed;
-        let Some(checkpoint) = self.checkpoint.as_ref().filter(is_of_some) else { return };
+        let Some(checkpoint) = self.checkpoints.now.as_ref().filter(is_of_some) else { return };
         let known: HashSet<u64> = checkpoint
             .written
             .iter()
@@ -164,7 +211,7 @@ impl Work {
         let is_left = |block: &u64| !known.contains(block) && self.may_go_home(captured, *block);
         let mut blocks: Vec<u64> = captured.journal.homes().filter(is_left).collect();
         let runs = runs_of(captured, &mut blocks);
-        if let Some(checkpoint) = &mut self.checkpoint {
+        if let Some(checkpoint) = &mut self.checkpoints.now {
             (checkpoint.runs, checkpoint.is_of_some) = (runs, false);
         }
         self.drive_checkpoint(captured, steps);
@@ -172,17 +219,17 @@ impl Work {
 
     /// Appends that were logged go home in the background: with the checkpoint that is going on, or as one of their own.
     fn send_soon(&mut self, captured: &mut Captured, steps: &mut Steps) {
-        if self.soon.is_empty() {
+        if self.checkpoints.soon.is_empty() {
             return;
         }
-        let mut blocks = std::mem::take(&mut self.soon);
-        if !self.may_begin() || self.leaving.is_some() || self.closing.is_some() {
+        let mut blocks = std::mem::take(&mut self.checkpoints.soon);
+        if !self.may_begin() || self.departure.phase.is_some() || self.closing.is_some() {
             // They go with all the rest.
             return;
         }
         blocks.retain(|block| captured.journal.contains(*block));
         let mut runs = runs_of(captured, &mut blocks);
-        match &mut self.checkpoint {
+        match &mut self.checkpoints.now {
             Some(checkpoint) if checkpoint.has_failed => return,
             Some(checkpoint) => checkpoint.runs.append(&mut runs),
             None if runs.is_empty() => return,
@@ -199,7 +246,7 @@ impl Work {
     /// Sends home what the disk has room for.
     pub(super) fn drive_checkpoint(&mut self, captured: &mut Captured, steps: &mut Steps) {
         loop {
-            let Some(checkpoint) = &mut self.checkpoint else { return };
+            let Some(checkpoint) = &mut self.checkpoints.now else { return };
             if checkpoint.writing >= RUNS_MAX || checkpoint.has_failed {
                 break;
             }
@@ -224,32 +271,32 @@ impl Work {
                 }
             }
         }
-        let Some(checkpoint) = &self.checkpoint else { return };
+        let Some(checkpoint) = &self.checkpoints.now else { return };
         if checkpoint.flushing.is_some() {
             return;
         }
         if checkpoint.writing == 0 && (checkpoint.has_failed || (checkpoint.is_through() && !checkpoint.has_written()))
         {
             if checkpoint.has_failed {
-                self.checkpoint_failed = true;
-                self.checkpoints_failed += 1;
-                self.checkpoint_failed_at = Instant::now();
+                self.checkpoints.has_failed = true;
+                self.checkpoints.failures += 1;
+                self.checkpoints.failed_at = Instant::now();
             } else {
-                self.checkpoints_failed = 0;
+                self.checkpoints.failures = 0;
             }
-            self.checkpoint = None;
+            self.checkpoints.now = None;
             return;
         }
         if checkpoint.has_failed || !checkpoint.has_written() || !self.is_flush_due(captured, checkpoint) {
             return;
         }
-        if let Some(checkpoint) = &mut self.checkpoint {
+        if let Some(checkpoint) = &mut self.checkpoints.now {
             checkpoint.flushing = Some(Instant::now());
         }
         let mark = self.begin_mark(captured).unwrap_or_else(|error| {
             // What is in the region stays there.
             log::error!("disk {}: writing the mark of the NVM region anew failed: {error}", self.name());
-            if let Some(checkpoint) = &mut self.checkpoint {
+            if let Some(checkpoint) = &mut self.checkpoints.now {
                 checkpoint.has_failed = true;
             }
             0
@@ -269,7 +316,7 @@ impl Work {
         if checkpoint.is_through() {
             let is_waited_for = checkpoint.is_urgent
                 || self.closing.is_some()
-                || self.leaving.is_some()
+                || self.departure.phase.is_some()
                 || self.is_distrusted
                 || captured.log.is_emptying();
             return is_room_wanted
@@ -295,7 +342,7 @@ impl Work {
         let offset = captured.log.home_offset(first);
         let number = self.write(Side::Home, offset, content, Errand::Checkpoint(versions), steps);
         self.in_flight.begin(number, blocks, Writer::Host);
-        if let Some(checkpoint) = &mut self.checkpoint {
+        if let Some(checkpoint) = &mut self.checkpoints.now {
             checkpoint.writing += 1;
         }
     }
@@ -305,9 +352,8 @@ impl Work {
         if !is_ok {
             log::error!("disk {}: a checkpoint of the NVM region failed; its blocks stay there", self.name());
         }
-        self.ended += 1;
-        let ended = self.ended;
-        if let Some(checkpoint) = &mut self.checkpoint {
+        let ended = self.coverage.write_ended();
+        if let Some(checkpoint) = &mut self.checkpoints.now {
             checkpoint.writing -= 1;
             if is_ok {
                 if checkpoint.written.is_empty() {
@@ -323,7 +369,7 @@ impl Work {
 
     /// A flush of the checkpoint's own has ended.
     pub(super) fn checkpoint_flushed(&mut self, captured: &mut Captured, mark: u64, is_ok: bool, steps: &mut Steps) {
-        let Some(checkpoint) = &mut self.checkpoint else { return };
+        let Some(checkpoint) = &mut self.checkpoints.now else { return };
         let Some(since) = checkpoint.flushing.take() else { return };
         NvmCounters::add_since(&self.nvm.counters.checkpoint_flush_us, since);
         if !is_ok || checkpoint.has_failed {
@@ -340,8 +386,10 @@ impl Work {
     /// A flush of the disk has ended, and well, whoever's it was, and the region was told of the mark that went with it: what a
     /// checkpoint had written home when it began leaves the region.
     pub(super) fn release_durable(&mut self, captured: &mut Captured) {
-        let durable = self.durable;
-        let Some(checkpoint) = self.checkpoint.as_mut().filter(|checkpoint| !checkpoint.has_failed) else { return };
+        let durable = self.coverage.durable();
+        let Some(checkpoint) = self.checkpoints.now.as_mut().filter(|checkpoint| !checkpoint.has_failed) else {
+            return;
+        };
         let covered = checkpoint.written.partition_point(|(ended, _)| *ended <= durable);
         if covered == 0 {
             return;
@@ -378,21 +426,21 @@ impl Work {
             captured.has_failed = true;
             return;
         }
-        self.collection_due = true;
+        self.checkpoints.is_collection_due = true;
         self.collect_when_due(captured);
     }
 
     /// Makes room of what a checkpoint took out of the region: at once, or when the transaction that is being committed is
     /// through, whose headers must stay where they are.
     fn collect_when_due(&mut self, captured: &mut Captured) {
-        if self.collection_due && !captured.journal.has_pending() {
+        if self.checkpoints.is_collection_due && !captured.journal.has_pending() {
             self.collect(captured);
         }
     }
 
     /// Collects garbage; no transaction may be under way.
     fn collect(&mut self, captured: &mut Captured) {
-        self.collection_due = false;
+        self.checkpoints.is_collection_due = false;
         match captured.journal.collect() {
             Ok(free) => {
                 log::debug!("disk {}: garbage collection of the NVM region made {free} blocks free", self.name())
@@ -421,10 +469,10 @@ impl Work {
             self.begin_checkpoint(captured, steps);
             self.widen_checkpoint(captured, steps);
         }
-        let is_time = self.checkpointed.elapsed() >= self.nvm.options.checkpoint_interval;
-        if self.checkpoint.is_none() && (is_time || self.nvm.checkpoints_asked() != self.checkpoints_asked) {
-            self.checkpointed = Instant::now();
-            self.checkpoints_asked = self.nvm.checkpoints_asked();
+        let is_time = self.checkpoints.all_began_at.elapsed() >= self.nvm.options.checkpoint_interval;
+        if self.checkpoints.now.is_none() && (is_time || self.nvm.checkpoints_asked() != self.checkpoints.asked) {
+            self.checkpoints.all_began_at = Instant::now();
+            self.checkpoints.asked = self.nvm.checkpoints_asked();
             self.begin_checkpoint(captured, steps);
         }
         self.drive_emptying(captured, steps);
@@ -438,13 +486,13 @@ impl Work {
             self.emptying = None;
             return;
         }
-        if self.checkpoint.is_some() {
+        if self.checkpoints.now.is_some() {
             return;
         }
         let last = *self.emptying.get_or_insert(captured.journal.sequence());
         let is_owed = |held: &Held| held.home != HomeState::Other && !jbd2::sequence::is_after(held.sequence, last);
         if captured.homes.values().any(is_owed) {
-            if self.begin_checkpoint(captured, steps) || !self.checkpoint_failed {
+            if self.begin_checkpoint(captured, steps) || !self.checkpoints.has_failed {
                 return;
             }
             log.end_emptying(Some(false));
@@ -459,13 +507,13 @@ impl Work {
         let sequence = captured.journal.sequence();
         let (run_bytes, percent) = (self.nvm.options.early_run_bytes, u64::from(self.nvm.options.early_fill_percent));
         if run_bytes == 0
-            || self.checkpoint.is_some()
-            || self.runs_looked_for == Some(sequence)
+            || self.checkpoints.now.is_some()
+            || self.checkpoints.runs_looked_for == Some(sequence)
             || u64::from(captured.journal.used()) * 100 < u64::from(captured.journal.geometry().blocks) * percent
         {
             return;
         }
-        self.runs_looked_for = Some(sequence);
+        self.checkpoints.runs_looked_for = Some(sequence);
         let blocks = (run_bytes / captured.block_bytes()).max(1);
         if self.begin_checkpoint_of(captured, blocks, steps) {
             NvmCounters::add(&self.nvm.counters.checkpoints_of_runs, 1);

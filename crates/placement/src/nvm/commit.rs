@@ -2,11 +2,12 @@
 //! pointer. A few appends are not worth a flush of the disk and go to the region too.
 
 use super::captured::{AtHome, Captured, Held, HomeState};
+use super::errand::Errand;
 use super::inflight::Writer;
-use super::keeper::{Errand, Work};
 use super::log_stream::Transaction;
 use super::notes::{self, Note};
 use super::report::NvmCounters;
+use super::work::Work;
 use super::{ManyAppends, State};
 use crate::disk::DiskCounters;
 use crate::keeper::{Side, Steps};
@@ -117,7 +118,7 @@ impl Work {
 
     /// Decides for each block where it goes. In doubt it goes to the region.
     fn sort(&mut self, captured: &mut Captured, transaction: Transaction) -> Commit {
-        self.checkpoints_failed = 0;
+        self.checkpoints.failures = 0;
         let (mut puts, mut appends) = (BTreeMap::new(), BTreeMap::new());
         self.early.keep_only(transaction.sequence);
         for (block, content) in transaction.blocks {
@@ -216,7 +217,7 @@ impl Work {
         }
         if captured.journal.room() < needed && !captured.has_failed {
             let is_hopeless = needed > captured.journal.geometry().blocks
-                || (self.checkpoint.is_none()
+                || (self.checkpoints.now.is_none()
                     && !self.begin_checkpoint(captured, steps)
                     && self.in_flight.is_empty()
                     && !self.is_tried_again());
@@ -409,7 +410,7 @@ impl Work {
             captured.at_home.remove(block);
             captured.allocation.changed(*block, Some(content));
         }
-        self.soon.append(&mut commit.logged);
+        self.checkpoints.soon.append(&mut commit.logged);
         for (block, content) in &commit.appends {
             let known = AtHome { sequence: commit.sequence, digest: Some(self.nvm.digest(content)) };
             captured.at_home.insert(*block, known);

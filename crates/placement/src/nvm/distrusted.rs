@@ -18,10 +18,10 @@
 use super::State;
 use super::captured::{Captured, HomeState};
 use super::inflight::Writer;
-use super::keeper::Work;
 use super::leaving::Leaving;
 use super::log_stream::Tail;
 use super::report::NvmCounters;
+use super::work::Work;
 use crate::disk::DiskCounters;
 use crate::distrust;
 use crate::keeper::{Side, Step, Steps};
@@ -52,7 +52,7 @@ impl Work {
         distrust::say(&self.area, log, &why);
         // One that ends owes nothing, and its next opening is on storage.
         self.is_distrusted = matches!(state, State::Held(_)) && self.closing.is_none();
-        if let Some(checkpoint) = self.checkpoint.as_mut().filter(|_| self.is_distrusted) {
+        if let Some(checkpoint) = self.checkpoints.now.as_mut().filter(|_| self.is_distrusted) {
             // Before it sends any more.
             checkpoint.end_soon();
         }
@@ -65,15 +65,15 @@ impl Work {
             return;
         }
         let State::Held(captured) = state else { return };
-        if matches!(self.leaving, Some(Leaving::Gathering | Leaving::Draining)) {
-            self.leaving = None;
+        if matches!(self.departure.phase, Some(Leaving::Gathering | Leaving::Draining)) {
+            self.departure.phase = None;
         }
-        if let Some(checkpoint) = &mut self.checkpoint {
+        if let Some(checkpoint) = &mut self.checkpoints.now {
             checkpoint.end_soon();
         }
-        if self.leaving.is_some()
+        if self.departure.phase.is_some()
             || self.commit.is_some()
-            || self.checkpoint.is_some()
+            || self.checkpoints.now.is_some()
             || self.early.is_writing()
             || self.in_flight.has_any_of(Writer::Host)
             || self.is_tail_on_its_way()

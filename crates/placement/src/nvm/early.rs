@@ -12,8 +12,9 @@
 use super::ManyAppends;
 use super::State;
 use super::captured::Captured;
-use super::keeper::{Errand, Work};
+use super::errand::Errand;
 use super::report::NvmCounters;
+use super::work::Work;
 use crate::keeper::Steps;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -111,7 +112,7 @@ impl Work {
         let State::Held(captured) = state else { return };
         if self.commit.is_some()
             || self.closing.is_some()
-            || self.leaving.is_some()
+            || self.departure.phase.is_some()
             || captured.has_failed
             // Where their homes are is what is in doubt.
             || self.is_distrusted

@@ -14,10 +14,10 @@
 //! (rule 4 of ARCHITECTURE.md), and no longer that a region has it. What cannot be written to its place fails the guest's write.
 
 use super::captured::{Captured, HomeState};
-use super::keeper::Work;
 use super::log_stream::Tail;
 use super::mark::is_mark;
 use super::superblock::Closing;
+use super::work::Work;
 use crate::disk::DiskCounters;
 use crate::foreign::is_something;
 use crate::log::Log;

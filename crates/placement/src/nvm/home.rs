@@ -5,10 +5,11 @@
 //! through, and the version stays for as long as the guest's log would bring it back.
 
 use super::captured::{Captured, Held, HomeState, Written};
+use super::errand::Errand;
 use super::inflight::Writer;
-use super::keeper::{Errand, Work};
 use super::notes::Note;
 use super::report::NvmCounters;
+use super::work::Work;
 use crate::keeper::{HomeChange, HomePart, HomeRead, HomeVerdict, Steps};
 use block_route::segments;
 use block_route::{RequestId, RequestKind, Status};
@@ -136,7 +137,7 @@ impl Work {
         }
         if captured.journal.room() == 0 {
             // A log that goes to its own place takes it along from where it is: until then it stays.
-            if self.is_distrusted || self.checkpoint.is_some() || self.begin_checkpoint(captured, steps) {
+            if self.is_distrusted || self.checkpoints.now.is_some() || self.begin_checkpoint(captured, steps) {
                 self.drive_checkpoint(captured, steps);
                 return Ok(None);
             }
@@ -302,12 +303,12 @@ impl Work {
             self.settled.extend(same);
         }
         // One that has failed is over as well: its guest was told so, and no flush makes it better.
-        self.ended += 1;
+        let ended = self.coverage.write_ended();
         for block in blocks.clone() {
             if let Some(held) = captured.homes.get_mut(&block) {
-                held.last_overwritten = Some(self.ended);
+                held.last_overwritten = Some(ended);
                 if !self.in_flight.touches(block) {
-                    held.overwritten = Some(self.ended);
+                    held.overwritten = Some(ended);
                 }
             }
         }

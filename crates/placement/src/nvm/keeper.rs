@@ -1,416 +1,41 @@
 //! The keeper of a log that goes to a region of NVM: what the guest does reaches the machines of this directory, and what they want
 //! done goes out as steps.
 //!
-//! [`Work`] is what they share: what is on its way, and for what; which requests wait. The log as it is known, and the region,
-//! are [`State`], which others look at, too (reports, recovery). Everything comes from the thread of the disk, which has the log and
-//! its homes, but for what a scan or a report asks.
+//! [`Work`] is what they share. The log as it is known, and the region, are [`State`], which others look at, too (reports, recovery).
 //!
 //! Lock order: the work, then the region's state, then (where something is read into guest memory, or somebody brings a log along)
 //! the area's.
 
-use super::captured::{Captured, Written};
+use super::captured::Captured;
 use super::checkpoint::Checkpoint;
-use super::commit::Commit;
-use super::cost::AppendCost;
-use super::early::Early;
-use super::foreign::{Foreign, give_up_mark, last_written};
-use super::inflight::{InFlight, Writer};
-use super::leaving::{Leaving, Left};
-use super::log_stream::{Tail, TailMove};
+use super::coverage::Flush;
+use super::errand::Errand;
+use super::foreign::{Foreign, last_written};
+use super::inflight::Writer;
 use super::notes::Note;
-use super::report::NvmCounters;
-use super::superblock::Closing;
+use super::work::Work;
 use super::{NvmDisk, State, TakenUp, ToSettle};
-use crate::disk::{Disk, DiskCounters};
+use crate::disk::Disk;
 use crate::distrust;
 use crate::keeper::{
     self, BlockContent, Finished, HomeChange, HomePart, HomeRead, HomeVerdict, Keeper, LogBlock, LogRead, LogVerdict,
-    OddVerdict, Side, Step, Steps, SuperblockBlock, SuperblockWritten, Task,
+    OddVerdict, Side, Steps, SuperblockBlock, SuperblockWritten, Task,
 };
 use crate::keepers::{finish_on_storage, leave};
 use crate::log::Log;
 use crate::stored::{self, Says};
-use crate::watch::Watch;
-use block_route::{Buffer, RequestId, RequestKind, Status, segments};
+use block_route::{RequestId, RequestKind, segments};
 use guest_memory::MemorySlice;
 use jbd2::{SUPERBLOCK_BYTES, Superblock, SuperblockEdit};
 use journal_area::JournalArea;
-use std::collections::HashMap;
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tracing_mutex::stdsync::{Mutex, MutexGuard};
 
-/// What an operation with a number was for.
-#[derive(Clone, Debug)]
-pub(super) enum Errand {
-    /// The guest's write to homes.
-    Through {
-        request: RequestId,
-        blocks: Range<u64>,
-        /// Blocks that it made what their latest version is.
-        same: Vec<Written>,
-        /// It holds its request beside the operation.
-        is_held: bool,
-    },
-    /// The flush of such a write, whose blocks the guest's log has left; with the number of a mark.
-    LateFlush { request: RequestId, late: Vec<u64>, mark: u64 },
-    /// The flush after which blocks leave that the guest's tail has passed; with the number of a mark, and where the transactions begin
-    /// that it has passed.
-    TailFlush { request: RequestId, passed: TailMove, mark: u64, before: Vec<Tail> },
-    /// An append of the transaction that is being committed.
-    Append,
-    /// An append of a transaction that was not complete, and of which generation.
-    EarlyAppend(u64),
-    /// The flush of its appends, and of the mark with this number.
-    CommitFlush(u64),
-    /// A run of a checkpoint.
-    Checkpoint(Vec<Written>),
-    /// Its flush, and of the mark with this number.
-    CheckpointFlush(u64),
-    /// The superblock of a log that is closed.
-    Closed,
-    /// Log blocks of a log that leaves for storage, in which attempt, …
-    LeavingLog(u64),
-    /// … their flush, …
-    LeavingFlush(u64),
-    /// … the superblock that says where the log is, …
-    LeavingSuperblock,
-    /// … its flush, …
-    LeavingLastFlush,
-    /// … and log blocks that came meanwhile.
-    LeavingRest,
-    /// Something that is the disk's from now on.
-    PassedOn,
-}
-
-impl Errand {
-    /// Whether it is a write of ours into the log's own place.
-    fn is_own_in_log(&self) -> bool {
-        matches!(self, Errand::LeavingLog(_) | Errand::LeavingSuperblock | Errand::LeavingRest)
-    }
-
-    /// Whether it put something on storage, in place of making that durable.
-    fn wrote(&self) -> bool {
-        !matches!(
-            self,
-            Errand::LateFlush { .. }
-                | Errand::TailFlush { .. }
-                | Errand::CommitFlush(_)
-                | Errand::CheckpointFlush(_)
-                | Errand::LeavingFlush(_)
-                | Errand::LeavingLastFlush
-        )
-    }
-}
-
-/// What is known of a log beside its content.
-#[derive(Debug)]
-pub(super) struct Work {
-    /// The disk with the log and its homes.
-    pub(super) home: Arc<Disk>,
-    pub(super) area: Arc<JournalArea>,
-    pub(super) nvm: Arc<NvmDisk>,
-    /// Which of the disk's regions it has.
-    pub(super) slot: Option<usize>,
-    errands: HashMap<u64, Errand>,
-    next_errand: u64,
-    pub(super) in_flight: InFlight,
-    pub(super) commit: Option<Commit>,
-    pub(super) early: Early,
-    pub(super) cost: AppendCost,
-    /// Appends that were logged, and are to go home in the background.
-    pub(super) soon: Vec<u64>,
-    pub(super) checkpoint: Option<Checkpoint>,
-    pub(super) checkpoint_failed: bool,
-    /// How many have failed, one after the other, …
-    pub(super) checkpoints_failed: u32,
-    /// … and when the last one did.
-    pub(super) checkpoint_failed_at: Instant,
-    /// When everything was last sent home because of the options' interval.
-    pub(super) checkpointed: Instant,
-    /// How often everything was asked to go home when that was looked at last.
-    pub(super) checkpoints_asked: u64,
-    /// What a checkpoint took out of the region is not collected yet.
-    pub(super) collection_due: bool,
-    /// After which transaction long runs were looked for last.
-    pub(super) runs_looked_for: Option<u32>,
-    pub(super) closing: Option<Closing>,
-    pub(super) leaving: Option<Leaving>,
-    /// What the leaving log has written of itself.
-    pub(super) left: Left,
-    /// Why the last attempt to leave has failed; told to who asks next.
-    pub(super) leaving_failed: Option<String>,
-    /// Looks for what proves that the journal is not what it seems.
-    pub(super) watch: Watch,
-    /// That was found, and the log goes to its own place as it is.
-    pub(super) is_distrusted: bool,
-    /// Somebody waits until what was committed up to this transaction is home.
-    pub(super) emptying: Option<u32>,
-    /// Requests of this pass that wrote into the log.
-    pub(super) pass_requests: Vec<RequestId>,
-    /// Requests that wait until no commit is under way.
-    pub(super) held: Vec<RequestId>,
-    /// Blocks that the guest has written home as they are in the region: they leave it at the next flush.
-    pub(super) settled: Vec<Written>,
-    /// The same of flushes that are under way, with the number of a mark that they make durable.
-    flushing: HashMap<RequestId, (Vec<Written>, u64)>,
-    /// Somebody was told to wait until [`Step::Retry`].
-    pub(super) is_waited_for: bool,
-    /// How many writes to homes have ended, the guest's and ours, …
-    pub(super) ended: u64,
-    /// … how many of them had when each flush began that is under way: ours, …
-    pub(super) own_flushes: HashMap<u64, u64>,
-    /// … and the guest's; …
-    guest_flushes: HashMap<RequestId, u64>,
-    /// … and how many are durable.
-    pub(super) durable: u64,
-    /// How many flushes of the disk have failed, as far as what is here knows of it.
-    pub(super) failed_flushes: u64,
-}
-
 impl Work {
-    fn new(home: Arc<Disk>, area: Arc<JournalArea>, nvm: Arc<NvmDisk>) -> Self {
-        Work {
-            home,
-            area,
-            checkpoints_asked: nvm.checkpoints_asked(),
-            nvm,
-            slot: None,
-            errands: HashMap::new(),
-            next_errand: 0,
-            in_flight: InFlight::default(),
-            commit: None,
-            early: Early::default(),
-            cost: AppendCost::default(),
-            soon: Vec::new(),
-            checkpoint: None,
-            checkpoint_failed: false,
-            checkpoints_failed: 0,
-            checkpoint_failed_at: Instant::now(),
-            checkpointed: Instant::now(),
-            collection_due: false,
-            runs_looked_for: None,
-            closing: None,
-            leaving: None,
-            left: Left::default(),
-            leaving_failed: None,
-            watch: Watch::default(),
-            is_distrusted: false,
-            emptying: None,
-            pass_requests: Vec::new(),
-            held: Vec::new(),
-            settled: Vec::new(),
-            flushing: HashMap::new(),
-            is_waited_for: false,
-            ended: 0,
-            own_flushes: HashMap::new(),
-            guest_flushes: HashMap::new(),
-            durable: 0,
-            failed_flushes: 0,
-        }
-    }
-
-    pub(super) fn counters(&self) -> &DiskCounters {
-        &self.home.counters
-    }
-
-    pub(super) fn name(&self) -> &str {
-        &self.home.options.name
-    }
-
-    /// A number for an operation, by which its end is known.
-    pub(super) fn number(&mut self, errand: Errand) -> u64 {
-        let number = self.next_errand;
-        self.next_errand += 1;
-        self.errands.insert(number, errand);
-        number
-    }
-
-    /// Writes bytes to the disk, for nobody. Gives the operation's number.
-    pub(super) fn write(&mut self, side: Side, offset: u64, bytes: Vec<u8>, errand: Errand, steps: &mut Steps) -> u64 {
-        let number = self.number(errand);
-        let content = vec![Buffer::Bytes(Arc::from(bytes))];
-        steps.push(side, Step::Write { request: None, offset, content, task: Task::Own(number) });
-        number
-    }
-
-    /// Writes a block of the log to its place, for the request that brought it.
-    pub(super) fn write_for(
-        &mut self,
-        request: RequestId,
-        (offset, block): (u64, Vec<u8>),
-        errand: Errand,
-        steps: &mut Steps,
-    ) {
-        let task = Task::Own(self.number(errand));
-        let content = vec![Buffer::Bytes(Arc::from(block))];
-        steps.push(Side::Journal, Step::Write { request: Some(request), offset, content, task });
-    }
-
-    /// Flushes the disk.
-    pub(super) fn flush_for(&mut self, errand: Errand, steps: &mut Steps) {
-        let counters = &self.nvm.counters;
-        match errand {
-            Errand::CommitFlush(_) => NvmCounters::add(&counters.flushes_of_commits, 1),
-            Errand::CheckpointFlush(_) => NvmCounters::add(&counters.flushes_of_checkpoints, 1),
-            Errand::TailFlush { .. } => NvmCounters::add(&counters.flushes_of_tails, 1),
-            Errand::LateFlush { .. } => NvmCounters::add(&counters.flushes_of_overwrites, 1),
-            _ => {}
-        }
-        let number = self.number(errand);
-        self.own_flushes.insert(number, self.ended);
-        steps.push(Side::Home, Step::Flush { task: Task::Own(number) });
-    }
-
-    /// Whether a superblock of the guest's waits for a flush, with what its tail has passed.
-    pub(super) fn is_tail_on_its_way(&self) -> bool {
-        self.errands.values().any(|errand| matches!(errand, Errand::TailFlush { .. }))
-    }
-
-    /// Takes note of what a scan has found.
-    fn refresh(&self, state: &mut State, log: &Log) {
-        let State::Held(captured) = state else { return };
-        let (known, now) = (&captured.log.place, &log.place);
-        if (known.home_blocks, known.file_system_uuid) != (now.home_blocks, now.file_system_uuid) {
-            captured.log = Arc::new(log.clone());
-        }
-    }
-
-    /// Writes what the next worker has to know anew, where that has become long; not in the midst of what is not noted yet.
-    fn renew_notes(&self, state: &mut State) {
-        let State::Held(captured) = state else { return };
-        let is_between = self.commit.is_some()
-            || self.closing.is_some()
-            || self.leaving.is_some()
-            || self.is_tail_on_its_way()
-            || captured.journal.has_pending();
-        if captured.notes.are_long() && !is_between {
-            let state = captured.state(self.home.failed_flushes() > self.home.told_failures());
-            captured.notes.renew(&state);
-        }
-    }
-
-    /// The region is nobody's any more.
-    pub(super) fn give_back(&mut self, captured: Captured, state: &mut State) {
-        self.slot = None;
-        self.nvm.counters.add_journal(&captured.journal.counters());
-        let mut notes = captured.notes;
-        match captured.journal.give_back() {
-            Ok(medium) => {
-                *state = State::Idle(medium);
-                notes.remove();
-            }
-            Err(error) => {
-                *state = State::Failed;
-                log::error!("disk {}: giving the NVM region back failed: {error}", self.name());
-            }
-        }
-    }
-
-    /// The file system was replaced while its log was open: what it had committed must never land on the new one.
-    fn file_system_is_gone(&mut self, state: &mut State, steps: &mut Steps) {
-        let State::Held(captured) = std::mem::replace(state, State::Failed) else { return };
-        log::warn!(
-            "disk {}: the file system at byte {} was replaced while {} blocks of it were on NVM only",
-            self.name(),
-            captured.log.place.home_start,
-            captured.journal.len()
-        );
-        let put = self.put_in_place(&captured).and_then(|()| self.put_foreign_in_place(&captured));
-        if put.is_ok() {
-            // What they wrote is where everybody finds it.
-            let foreign = self.closing.take_if(|closing| closing.foreign.is_some() && !closing.is_on_its_way);
-            let waiting = self.held.drain(..).chain(foreign.map(|closing| closing.request));
-            waiting.for_each(|request| steps.release(request, Status::Ok));
-        }
-        if let Err(error) = put.and_then(|()| give_up_mark(&captured)).and_then(|()| self.bring_seen_home(&captured)) {
-            log::error!(
-                "disk {}: writing where the file system was failed: {error}; what the guest wrote there is lost",
-                self.name()
-            );
-        }
-        self.give_back(*captured, state);
-        self.forget_work(steps);
-    }
-
-    /// Another guest begins; no request and no operation of ours is under way.
-    fn begin_anew(&mut self) {
-        let slot = self.slot;
-        let (home, area, nvm) = (Arc::clone(&self.home), Arc::clone(&self.area), Arc::clone(&self.nvm));
-        let mut early = std::mem::take(&mut self.early);
-        early.begin_anew();
-        // Numbers are not used again.
-        let next_errand = self.next_errand;
-        *self = Work { slot, early, next_errand, ..Work::new(home, area, nvm) };
-    }
-
-    /// What is under way is of an earlier opening: its blocks' versions and its marks were numbered as those of this one will be, so
-    /// its end says nothing of them.
-    pub(super) fn forget_earlier_openings(&mut self) {
-        self.settled.clear();
-        self.flushing.clear();
-        self.leaving_failed = None;
-        for errand in self.errands.values_mut() {
-            match errand {
-                Errand::Through { same, blocks, .. } => {
-                    same.clear();
-                    blocks.end = blocks.start;
-                }
-                Errand::LateFlush { late, mark, .. } => {
-                    late.clear();
-                    *mark = 0;
-                }
-                Errand::TailFlush { request, .. } => {
-                    *errand = Errand::LateFlush { request: *request, late: Vec::new(), mark: 0 };
-                }
-                _ => {}
-            }
-        }
-    }
-
-    /// Nothing that is under way counts any more; who waits for it is told that it failed.
-    fn forget_work(&mut self, steps: &mut Steps) {
-        self.commit = None;
-        self.early.forget();
-        self.checkpoint = None;
-        self.soon.clear();
-        self.leaving = None;
-        self.is_distrusted = false;
-        self.watch.forget();
-        self.emptying = None;
-        self.settled.clear();
-        self.flushing.clear();
-        let closing = self.closing.take().filter(|closing| !closing.is_on_its_way);
-        for request in self.held.drain(..).chain(closing.map(|closing| closing.request)) {
-            steps.release(request, Status::IoError);
-        }
-        self.ask_again(steps);
-    }
-
-    /// Whoever was told to wait asks again.
-    pub(super) fn ask_again(&mut self, steps: &mut Steps) {
-        if std::mem::take(&mut self.is_waited_for) {
-            steps.push(Side::Home, Step::Retry);
-        }
-    }
-
-    /// Takes everything that waits one step on.
-    pub(super) fn drive(&mut self, state: &mut State, steps: &mut Steps) {
-        if let State::Held(captured) = state {
-            self.begin_commit(captured, steps);
-            self.drive_checkpoint(captured, steps);
-        }
-        // First: if it does not leave after all, what waited for it goes on.
-        self.drive_leaving(state, steps);
-        self.advance(state, steps);
-        self.drive_space(state, steps);
-        self.drive_closing(state, steps);
-        self.drive_distrusted(state, steps);
-    }
-
     /// Copies a log block until its transaction is complete.
     fn log_write(&mut self, state: &mut State, log: &Log, block: LogBlock<'_>) -> LogVerdict {
         let State::Held(captured) = state else {
@@ -476,66 +101,12 @@ impl Work {
         Ok(LogRead::Copied)
     }
 
-    fn errand_done(&mut self, state: &mut State, number: u64, errand: Errand, is_ok: bool, steps: &mut Steps) {
-        if errand.wrote() {
-            self.in_flight.end(number);
-            // A guest's flush asks for what the guest has written. Ours are flushed by whoever needs them on the disk.
-            if !matches!(errand, Errand::Append | Errand::EarlyAppend(_) | Errand::Checkpoint(_)) {
-                self.home.set_dirty();
-            }
-        }
-        if let Some(covered) = self.own_flushes.remove(&number).filter(|_| is_ok) {
-            self.durable = self.durable.max(covered);
-        }
-        match &errand {
-            Errand::LeavingLog(attempt) => return self.leaving_log_done(state, *attempt, is_ok, steps),
-            Errand::LeavingFlush(attempt) => return self.leaving_flush_done(state, Some(*attempt), is_ok, steps),
-            Errand::LeavingSuperblock => return self.leaving_superblock_written(state, is_ok, steps),
-            Errand::LeavingLastFlush => return self.leaving_flush_done(state, None, is_ok, steps),
-            Errand::LeavingRest => return self.leaving_rest_done(is_ok, steps),
-            Errand::Closed => return self.closed(state, is_ok, steps),
-            _ => {}
-        }
-        let captured = match state {
-            State::Held(captured) => Some(&mut **captured),
-            State::Idle(_) | State::Failed => None,
-        };
-        let status = if is_ok { Status::Ok } else { Status::IoError };
-        match (errand, captured) {
-            (Errand::Through { request, blocks, same, is_held }, Some(captured)) => {
-                self.through_done(captured, (request, blocks, is_held), same, is_ok, steps);
-            }
-            (
-                Errand::Through { request, is_held: true, .. }
-                | Errand::LateFlush { request, .. }
-                | Errand::TailFlush { request, .. },
-                None,
-            ) => steps.release(request, status),
-            (Errand::LateFlush { request, late, mark }, Some(captured)) => {
-                self.late_flushed(captured, request, (late, mark), is_ok, steps);
-            }
-            (Errand::TailFlush { request, passed, mark, before }, Some(captured)) => {
-                self.tail_flushed(captured, request, (passed, mark, before), is_ok, steps);
-            }
-            (Errand::Append, Some(captured)) => self.append_done(captured, is_ok, steps),
-            (Errand::EarlyAppend(generation), captured) => {
-                self.early_append_done(captured, generation, is_ok, steps);
-            }
-            (Errand::CommitFlush(mark), Some(captured)) => self.commit_flushed(captured, mark, is_ok, steps),
-            (Errand::Checkpoint(versions), Some(captured)) => self.run_done(captured, versions, is_ok, steps),
-            (Errand::CheckpointFlush(mark), Some(captured)) => {
-                self.checkpoint_flushed(captured, mark, is_ok, steps);
-            }
-            _ => {}
-        }
-    }
-
     /// The guest's flush begins: what it wrote home as the region has it leaves the region when it has ended, and what a checkpoint
     /// wrote. It reaches the disk because something was written there, which the guest may refer to in what it commits next: so the
     /// next mark goes with it though nothing leaves the region.
     fn flush_begins(&mut self, captured: &mut Captured, request: RequestId) {
-        self.guest_flushes.insert(request, self.ended);
-        let has_written = self.checkpoint.as_ref().is_some_and(Checkpoint::has_written);
+        self.coverage.begins(Flush::Guest(request));
+        let has_written = self.checkpoints.now.as_ref().is_some_and(Checkpoint::has_written);
         let is_mark_due = self.is_mark_old(captured) && !captured.has_failed;
         if self.settled.is_empty() && !has_written && !is_mark_due {
             return;
@@ -554,10 +125,9 @@ impl Work {
     /// Whoever waits for one to make that durable has to write it again, or to keep it.
     pub(super) fn flush_failed(&mut self, captured: &mut Captured) {
         self.failed_flushes = self.home.failed_flushes();
-        captured.flush_failed(self.durable);
+        captured.flush_failed(self.coverage.durable());
         // Whether those that are under way cover what this one should have is not known.
-        self.own_flushes.clear();
-        self.guest_flushes.clear();
+        self.coverage.flush_failed();
         // They stay in the region until a checkpoint brings them home again.
         self.settled.clear();
         self.flushing.clear();
@@ -570,16 +140,14 @@ impl Work {
             Some(commit) => commit.flush_failed(),
             None => self.early.forget(),
         }
-        if let Some(checkpoint) = &mut self.checkpoint {
+        if let Some(checkpoint) = &mut self.checkpoints.now {
             checkpoint.flush_failed();
         }
         self.leaving_flush_failed();
     }
 
     fn flush_ended(&mut self, captured: &mut Captured, request: RequestId, is_ok: bool) {
-        if let Some(covered) = self.guest_flushes.remove(&request).filter(|_| is_ok) {
-            self.durable = self.durable.max(covered);
-        }
+        self.coverage.ends(Flush::Guest(request), is_ok);
         let Some((settled, mark)) = self.flushing.remove(&request).filter(|_| is_ok) else { return };
         match self.end_mark(captured, mark) {
             Ok(()) => {
@@ -840,7 +408,7 @@ impl Keeper for InRegion {
     fn woken(&self, _log: &Log, side: Side, steps: &mut Steps) {
         if side == Side::Home {
             self.with(|work, state| {
-                work.checkpoint_failed = false;
+                work.checkpoints.has_failed = false;
                 work.drive(state, steps);
                 work.ask_again(steps);
             });
@@ -850,11 +418,11 @@ impl Keeper for InRegion {
     fn due_in(&self, _log: &Log) -> Option<Duration> {
         let work = self.work();
         work.slot?;
-        match &work.checkpoint {
+        match &work.checkpoints.now {
             // One that goes on is followed by the next when it has ended.
             Some(checkpoint) => checkpoint.flush_due_in(self.nvm.options.checkpoint_patience),
             None => {
-                let next = self.nvm.options.checkpoint_interval.saturating_sub(work.checkpointed.elapsed());
+                let next = self.nvm.options.checkpoint_interval.saturating_sub(work.checkpoints.all_began_at.elapsed());
                 Some(work.next_try_in().map_or(next, |again| again.min(next)))
             }
         }
@@ -866,7 +434,7 @@ impl Keeper for InRegion {
 
     fn end_soon(&self, _log: &Log) {
         self.with(|work, _| {
-            if let Some(checkpoint) = &mut work.checkpoint {
+            if let Some(checkpoint) = &mut work.checkpoints.now {
                 checkpoint.end_soon();
             }
         });

@@ -17,7 +17,8 @@
 
 use super::State;
 use super::captured::{Captured, HomeState, Written};
-use super::keeper::{Errand, Work};
+use super::errand::Errand;
+use super::work::Work;
 use crate::keeper::{self, Side, Step, Steps};
 use crate::opening::write_mark_bytes;
 use block_route::Status;
@@ -61,22 +62,33 @@ pub(super) struct Left {
     has_failed: bool,
 }
 
+/// A log's way from its region to its own place.
+#[derive(Debug, Default)]
+pub(super) struct Departure {
+    /// How far it is, if it is under way.
+    pub phase: Option<Leaving>,
+    /// What the leaving log has written of itself.
+    pub left: Left,
+    /// Why the last attempt has failed; told to who asks next.
+    pub failure: Option<String>,
+}
+
 impl Work {
     /// Takes a log that shall leave one step on. True when it has left.
     pub(super) fn leave(&mut self, state: &mut State, steps: &mut Steps) -> io::Result<keeper::Leaving> {
-        if let Some(reason) = self.leaving_failed.take() {
+        if let Some(reason) = self.departure.failure.take() {
             return Err(io::Error::other(reason));
         }
         if let State::Held(captured) = state
-            && self.leaving.is_none()
+            && self.departure.phase.is_none()
             && self.closing.is_none()
         {
-            self.leaving = Some(Leaving::Gathering);
-            self.checkpoint_failed = false;
+            self.departure.phase = Some(Leaving::Gathering);
+            self.checkpoints.has_failed = false;
             self.begin_checkpoint(captured, steps);
         }
         self.drive(state, steps);
-        if matches!(state, State::Held(_)) || matches!(self.leaving, Some(Leaving::Rest(_))) {
+        if matches!(state, State::Held(_)) || matches!(self.departure.phase, Some(Leaving::Rest(_))) {
             return Ok(keeper::Leaving::UnderWay);
         }
         // It was closed meanwhile, or never came here.
@@ -87,17 +99,17 @@ impl Work {
     pub(super) fn stay(&mut self, state: &mut State, steps: &mut Steps) {
         use Leaving::{Draining, Flushing, Gathering, Writing};
         // Why an attempt failed is nothing to who begins the next.
-        self.leaving_failed = None;
-        if matches!(self.leaving, Some(Gathering | Draining | Writing(_) | Flushing(_))) {
-            self.leaving = None;
+        self.departure.failure = None;
+        if matches!(self.departure.phase, Some(Gathering | Draining | Writing(_) | Flushing(_))) {
+            self.departure.phase = None;
             self.drive(state, steps);
         }
     }
 
     fn cannot_leave(&mut self, reason: &str) {
         log::error!("disk {}: the journal stays on NVM: {reason}", self.name());
-        self.leaving = None;
-        self.leaving_failed = Some(reason.to_owned());
+        self.departure.phase = None;
+        self.departure.failure = Some(reason.to_owned());
     }
 
     /// Whether transactions count that are complete: not while the log is about to be elsewhere.
@@ -107,37 +119,37 @@ impl Work {
 
     /// Whether what the guest's log would bring back has to be held.
     pub(super) fn stays_in_region(&self) -> bool {
-        matches!(self.leaving, None | Some(Leaving::Gathering))
+        matches!(self.departure.phase, None | Some(Leaving::Gathering))
     }
 
     /// The guest closes its log. If nothing of it has been handed over to storage yet, it stays on NVM until then, and lives
     /// where it was wished from the next mount on.
     pub(super) fn close_instead_of_leaving(&mut self) {
-        self.leaving_failed = None;
-        if matches!(self.leaving, Some(Leaving::Gathering | Leaving::Draining)) {
-            self.leaving = None;
+        self.departure.failure = None;
+        if matches!(self.departure.phase, Some(Leaving::Gathering | Leaving::Draining)) {
+            self.departure.phase = None;
         }
     }
 
     /// Takes a log that leaves as far as it gets.
     pub(super) fn drive_leaving(&mut self, state: &mut State, steps: &mut Steps) {
         let State::Held(captured) = state else { return };
-        if captured.has_failed && self.leaving.is_some() {
+        if captured.has_failed && self.departure.phase.is_some() {
             self.cannot_leave("the region has failed");
             return;
         }
-        if matches!(self.leaving, Some(Leaving::Gathering)) && self.checkpoint.is_none() {
-            self.leaving = Some(Leaving::Draining);
+        if matches!(self.departure.phase, Some(Leaving::Gathering)) && self.checkpoints.now.is_none() {
+            self.departure.phase = Some(Leaving::Draining);
         }
-        if !matches!(self.leaving, Some(Leaving::Draining))
+        if !matches!(self.departure.phase, Some(Leaving::Draining))
             || self.commit.is_some()
             || self.early.is_writing()
-            || self.checkpoint.is_some()
+            || self.checkpoints.now.is_some()
         {
             return;
         }
         if captured.homes.values().any(|held| held.home != HomeState::Other) {
-            if !self.begin_checkpoint(captured, steps) && self.checkpoint_failed {
+            if !self.begin_checkpoint(captured, steps) && self.checkpoints.has_failed {
                 self.cannot_leave("writing its blocks home failed");
             }
             return;
@@ -149,13 +161,13 @@ impl Work {
             // Of an attempt that was given up: it would not be known which block lands last.
             return;
         }
-        self.left = Left { attempt: self.left.attempt + 1, ..Left::default() };
+        self.departure.left = Left { attempt: self.departure.left.attempt + 1, ..Left::default() };
         if captured.homes.keys().any(|block| captured.is_doubtful(*block)) {
             self.cannot_leave("a flush of the disk has failed since the guest wrote past its journal");
             return;
         }
-        let writes = self.write_open_end(captured, &Errand::LeavingLog(self.left.attempt), steps);
-        self.leaving = Some(Leaving::Writing(writes));
+        let writes = self.write_open_end(captured, &Errand::LeavingLog(self.departure.left.attempt), steps);
+        self.departure.phase = Some(Leaving::Writing(writes));
         self.open_end_written(captured, steps);
     }
 
@@ -164,13 +176,13 @@ impl Work {
         let mut blocks: Vec<(u64, u32, &Arc<[u8]>)> = captured
             .stream
             .copies()
-            .filter(|(position, _)| !self.left.positions.contains(position))
+            .filter(|(position, _)| !self.departure.left.positions.contains(position))
             .filter_map(|(position, block)| Some((captured.log.offset_of(position)?, position, block)))
             .collect();
         blocks.sort_unstable_by_key(|(offset, ..)| *offset);
         let mut runs: Vec<(u64, Vec<u8>)> = Vec::new();
         for (offset, position, block) in blocks {
-            self.left.positions.insert(position);
+            self.departure.left.positions.insert(position);
             match runs.last_mut() {
                 Some((first, run)) if *first + run.len() as u64 == offset && run.len() < RUN_BYTES => {
                     run.extend_from_slice(block);
@@ -188,35 +200,35 @@ impl Work {
 
     /// A log block is in its place.
     pub(super) fn leaving_log_done(&mut self, state: &mut State, attempt: u64, is_ok: bool, steps: &mut Steps) {
-        if attempt != self.left.attempt {
+        if attempt != self.departure.left.attempt {
             return;
         }
-        self.left.has_failed |= !is_ok;
-        if let (Some(Leaving::Writing(left)), State::Held(captured)) = (&mut self.leaving, state) {
+        self.departure.left.has_failed |= !is_ok;
+        if let (Some(Leaving::Writing(left)), State::Held(captured)) = (&mut self.departure.phase, state) {
             *left -= 1;
             self.open_end_written(captured, steps);
         }
     }
 
     fn open_end_written(&mut self, captured: &Captured, steps: &mut Steps) {
-        if !matches!(self.leaving, Some(Leaving::Writing(0))) {
+        if !matches!(self.departure.phase, Some(Leaving::Writing(0))) {
             return;
         }
-        if self.left.has_failed {
+        if self.departure.left.has_failed {
             self.cannot_leave("writing log blocks to their places failed");
             return;
         }
         let is_still = |block: &&u64| !self.in_flight.touches(**block);
         let written = captured.homes.keys().filter(is_still).filter_map(|block| captured.written(*block)).collect();
-        self.leaving = Some(Leaving::Flushing(written));
-        self.flush_for(Errand::LeavingFlush(self.left.attempt), steps);
+        self.departure.phase = Some(Leaving::Flushing(written));
+        self.flush_for(Errand::LeavingFlush(self.departure.left.attempt), steps);
     }
 
     /// The log blocks are durable, and what the guest wrote past its journal: nothing more is owed.
     fn leaving_flushed(&mut self, captured: &mut Captured, is_ok: bool, steps: &mut Steps) {
-        let Some(Leaving::Flushing(written)) = &mut self.leaving else { return };
+        let Some(Leaving::Flushing(written)) = &mut self.departure.phase else { return };
         let written = std::mem::take(written);
-        if !is_ok || self.left.is_in_doubt {
+        if !is_ok || self.departure.left.is_in_doubt {
             self.cannot_leave("flushing the disk failed");
             return;
         }
@@ -233,7 +245,7 @@ impl Work {
         }
         if !captured.journal.is_empty() {
             // Written to again meanwhile.
-            self.leaving = Some(Leaving::Draining);
+            self.departure.phase = Some(Leaving::Draining);
             return;
         }
         let mut block = captured.owner.attachment.to_vec();
@@ -243,7 +255,7 @@ impl Work {
         });
         match (edited, captured.log.offset_of(0)) {
             (Ok(()), Some(offset)) => {
-                self.leaving = Some(Leaving::Superblock);
+                self.departure.phase = Some(Leaving::Superblock);
                 captured.log.state.own_writes.fetch_add(1, Ordering::AcqRel);
                 self.write(Side::Journal, offset, block, Errand::LeavingSuperblock, steps);
             }
@@ -253,13 +265,13 @@ impl Work {
 
     /// A flush of the disk has failed, whosever.
     pub(super) fn leaving_flush_failed(&mut self) {
-        self.left.is_in_doubt |= self.leaving.is_some();
+        self.departure.left.is_in_doubt |= self.departure.phase.is_some();
     }
 
     /// The superblock that says where the log is has arrived, or not.
     fn leaving_superblock_done(&mut self, captured: &mut Captured, is_ok: bool, steps: &mut Steps) {
         if is_ok {
-            self.leaving = Some(Leaving::LastFlush);
+            self.departure.phase = Some(Leaving::LastFlush);
             self.flush_for(Errand::LeavingLastFlush, steps);
         } else {
             self.mark_again(captured);
@@ -294,10 +306,10 @@ impl Work {
     ) {
         let State::Held(captured) = state else { return };
         match (attempt, is_ok) {
-            (Some(attempt), _) if attempt != self.left.attempt => {}
+            (Some(attempt), _) if attempt != self.departure.left.attempt => {}
             (Some(_), _) => self.leaving_flushed(captured, is_ok, steps),
             (None, false) => self.mark_again(captured),
-            (None, true) if self.left.is_in_doubt => self.mark_again(captured),
+            (None, true) if self.departure.left.is_in_doubt => self.mark_again(captured),
             (None, true) => self.left_region(state, steps),
         }
     }
@@ -313,9 +325,9 @@ impl Work {
         let State::Held(captured) = std::mem::replace(state, State::Failed) else { return };
         debug_assert!(captured.journal.is_empty(), "a region that still holds blocks is not given back");
         steps.push(Side::Home, Step::OnStorage { from: captured.stream.cursor().sequence });
-        self.left.has_failed = false;
+        self.departure.left.has_failed = false;
         let writes = self.write_open_end(&captured, &Errand::LeavingRest, steps);
-        self.leaving = Some(Leaving::Rest(writes));
+        self.departure.phase = Some(Leaving::Rest(writes));
         self.early.forget();
         self.settled.clear();
         let log = Arc::clone(&captured.log);
@@ -335,18 +347,18 @@ impl Work {
 
     /// What came while the log left is in its place.
     pub(super) fn leaving_rest_done(&mut self, is_ok: bool, steps: &mut Steps) {
-        self.left.has_failed |= !is_ok;
-        if let Some(Leaving::Rest(left)) = &mut self.leaving {
+        self.departure.left.has_failed |= !is_ok;
+        if let Some(Leaving::Rest(left)) = &mut self.departure.phase {
             *left -= 1;
             self.end_rest(steps);
         }
     }
 
     fn end_rest(&mut self, steps: &mut Steps) {
-        if matches!(self.leaving, Some(Leaving::Rest(0))) {
-            let status = if self.left.has_failed { Status::IoError } else { Status::Ok };
+        if matches!(self.departure.phase, Some(Leaving::Rest(0))) {
+            let status = if self.departure.left.has_failed { Status::IoError } else { Status::Ok };
             self.held.drain(..).for_each(|request| steps.release(request, status));
-            self.leaving = None;
+            self.departure.phase = None;
         }
     }
 }

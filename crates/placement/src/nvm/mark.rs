@@ -12,7 +12,7 @@
 //! point leaves two that belong together, and two of different moments never seem to.
 
 use super::captured::Captured;
-use super::keeper::Work;
+use super::work::Work;
 use crate::mark::{MarkKind, marked};
 use crate::opening::{is_alone_in_its_page, write_mark_unflushed};
 use crate::stored::{Says, Stored};
@@ -210,7 +210,7 @@ impl Marks {
 impl Work {
     /// Whether the superblock on storage is the mark, and stays so.
     fn has_mark(&self) -> bool {
-        self.leaving.is_none() && self.closing.as_ref().is_none_or(|closing| !closing.is_on_its_way)
+        self.departure.phase.is_none() && self.closing.as_ref().is_none_or(|closing| !closing.is_on_its_way)
     }
 
     /// Sees to it that the next mark is written, which the next flush makes durable. Gives the number of that for [`Self::end_mark`].

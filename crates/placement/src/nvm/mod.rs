@@ -25,9 +25,11 @@ mod captured;
 mod checkpoint;
 mod commit;
 mod cost;
+mod coverage;
 mod digest;
 mod distrusted;
 mod early;
+mod errand;
 mod foreign;
 mod home;
 mod inflight;
@@ -41,6 +43,7 @@ mod report;
 mod superblock;
 mod take_up;
 mod view;
+mod work;
 
 pub(crate) use keeper::InRegion;
 #[cfg(test)]

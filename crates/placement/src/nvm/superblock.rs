@@ -1,12 +1,14 @@
 //! The journal's superblock as the guest writes it: a log is opened, goes on, or is closed.
 
 use super::captured::Captured;
+use super::coverage::Flush;
+use super::errand::Errand;
 use super::foreign::{Foreign, last_written};
-use super::keeper::{Errand, Work};
 use super::log_stream::{LogStream, Tail, TailMove};
 use super::mark::{self, Marks};
 use super::notes::{Identity, Note, Notes};
 use super::report::NvmCounters;
+use super::work::Work;
 use super::{Region, State};
 use crate::foreign::is_brought;
 use crate::keeper::{Side, Step, Steps, SuperblockBlock, SuperblockWritten};
@@ -243,17 +245,17 @@ impl Work {
     /// Whether what leaves the region with the tail was overwritten by the guest, and that is not durable.
     fn passes_volatile(&self, captured: &Captured, passed: TailMove) -> bool {
         let passing = captured.passed_by(passed, &|block| self.in_flight.touches(block));
-        passing.into_iter().any(|block| captured.is_last_overwritten_since(block, self.durable))
+        passing.into_iter().any(|block| captured.is_last_overwritten_since(block, self.coverage.durable()))
     }
 
     /// A flush at once, where somebody mounts or unmounts.
     fn make_overwrites_durable(&mut self, captured: &mut Captured) -> io::Result<()> {
-        let covered = self.ended;
+        self.coverage.begins(Flush::AtOnce);
         if let Err(error) = captured.log.home.file.sync_data() {
             self.flush_failed(captured);
             return Err(error);
         }
-        self.durable = self.durable.max(covered);
+        self.coverage.ends(Flush::AtOnce, true);
         Ok(())
     }
 
@@ -407,7 +409,7 @@ impl Work {
         }
         self.forget_earlier_openings();
         self.failed_flushes = self.home.failed_flushes();
-        self.checkpointed = Instant::now();
+        self.checkpoints.all_began_at = Instant::now();
         Ok(true)
     }
 
@@ -425,10 +427,10 @@ impl Work {
         let State::Held(captured) = state else { return };
         if closing.is_on_its_way
             || captured.log.has_own_writes()
-            || self.leaving.is_some()
+            || self.departure.phase.is_some()
             || self.commit.is_some()
             || self.early.is_writing()
-            || self.checkpoint.is_some()
+            || self.checkpoints.now.is_some()
         {
             return;
         }

@@ -20,11 +20,12 @@
 //! may be killed at any point of this: notes are written anew before anything is done to the log.
 
 use super::captured::{AtHome, Captured, Held, HomeState};
-use super::keeper::Work;
+use super::coverage::Coverage;
 use super::log_stream::LogStream;
 use super::mark::{self, Mark, Marks};
 use super::notes::{FoundNotes, Noted, Notes, Rest};
 use super::superblock::copies_max;
+use super::work::Work;
 use super::{NvmDisk, State};
 use crate::log::Log;
 use crate::opening::write_mark_bytes;
@@ -235,8 +236,7 @@ impl Work {
     /// What is known beside the log.
     fn follows(&mut self, captured: &Captured, slot: usize) {
         self.slot = Some(slot);
-        self.ended = 1;
-        self.durable = 0;
+        self.coverage = Coverage::taken_up();
         // What the process before heard of one, for whichever log of the disk, this log has not been told yet.
         self.failed_flushes = self.home.told_failures();
         self.is_distrusted = captured.log.is_distrusted();

@@ -327,11 +327,15 @@ pub(super) fn fail_waiting(unheld: Vec<Unheld>, later: Vec<(RequestId, Vec<u8>)>
 
 #[cfg(test)]
 mod tests {
+    use super::super::Shown;
     use super::*;
     use crate::description::AreaDirectory;
     use crate::disk::{DiskOptions, PlacementKind};
     use crate::journals::{Journals, JournalsOptions};
+    use durability::{Durability, Freed, Transaction};
     use guest_memory::VmMemory;
+    use std::sync::Arc;
+    use std::time::Duration;
 
     /// Commits wait for the machine, with nothing under way, as they do where the log is full, and the guest writes home what would make
     /// room. With no age they were to be durable, and with one they were slowed down.
