@@ -1,15 +1,16 @@
 //! The control thread: listens on the socket, serves one VMM at a time, survives its coming and going. Who has connected and
 //! says nothing is no VMM ([`Callers`]). Where a supervisor keeps the connections, it listens, and gives them in ([`Entrance`]).
 
-use crate::device::{DeviceConfig, Observer, Peer, event_descriptor};
+use crate::config::{DeviceConfig, Observer, Peer};
+use crate::entrance::Entrance;
 use crate::error::Error;
+use crate::event::event_descriptor;
 use crate::session::{BackendChannel, Session, await_memory, stop_rings};
 use crate::worker::Mailbox;
 use block_route::Route;
 use front_door::{Callers, HEADER_BYTES, process_of, say_goodbye};
 use guest_memory::VmMemory;
 use rustix::event::{PollFd, PollFlags, poll};
-use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -23,39 +24,6 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 use vhost::vhost_user::BackendReqHandler;
 use vhost::vhost_user::message::FrontendReq;
-
-/// Where connections come from that somebody else keeps ([`front_door::Door`]).
-#[derive(Debug)]
-pub struct Entrance {
-    waiting: Mutex<VecDeque<(UnixStream, i32)>>,
-    signal: OwnedFd,
-}
-
-impl Entrance {
-    /// Nobody has come yet.
-    ///
-    /// # Errors
-    /// When the kernel has no descriptor left.
-    pub fn new() -> Result<Arc<Self>, Error> {
-        Ok(Arc::new(Entrance { waiting: Mutex::default(), signal: event_descriptor()? }))
-    }
-
-    /// Gives in a connection of process `pid`.
-    pub fn admit(&self, connection: UnixStream, pid: i32) {
-        self.waiting.lock().expect("no panic under this lock").push_back((connection, pid));
-        let _ = rustix::io::write(&self.signal, &1u64.to_ne_bytes());
-    }
-
-    /// Whether nobody waits there.
-    pub fn is_empty(&self) -> bool {
-        self.waiting.lock().expect("no panic under this lock").is_empty()
-    }
-
-    fn next(&self) -> Option<(UnixStream, i32)> {
-        let _ = rustix::io::read(&self.signal, &mut [0u8; 8]);
-        self.waiting.lock().expect("no panic under this lock").pop_front()
-    }
-}
 
 /// Where VMMs come from.
 #[derive(Debug)]

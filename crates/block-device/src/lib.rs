@@ -24,12 +24,15 @@
 extern crate self as block_device;
 
 mod chain;
+mod config;
 mod config_space;
 mod control;
 mod counters;
 mod device;
 mod engine;
+mod entrance;
 mod error;
+mod event;
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]
 pub mod fuzzing;
@@ -44,10 +47,12 @@ mod together;
 mod tracker;
 mod worker;
 
+pub use config::{DeviceConfig, Observer, Peer};
 pub use config_space::{QUEUE_SIZE_MAX, QUEUES_MAX, REQUEST_BYTES_MAX, SEGMENTS_MAX};
-pub use control::{Entrance, listen};
+pub use control::listen;
 pub use counters::{Counters, CountersSnapshot};
-pub use device::{Device, DeviceConfig, DeviceHandle, DeviceParts, Observer, Peer, Starting};
+pub use device::{Device, DeviceHandle, DeviceParts, Starting};
+pub use entrance::Entrance;
 pub use error::Error;
 pub use gate::{Begin, Gate};
 pub use image::{CacheMode, DirectAlignment, Image, ImageKind, ImageOptions, SECTOR_BYTES, unlock as unlock_image};

@@ -1,7 +1,7 @@
 //! One connection of a VMM: its vhost-user messages, passed on to the worker.
 
+use crate::config::DeviceConfig;
 use crate::config_space::{self, LOG_ALL, PROTOCOL_FEATURES};
-use crate::device::DeviceConfig;
 use crate::inflight::{InflightRegion, Shape};
 use crate::ring::{Patience, RingAddresses};
 use crate::worker::{Mailbox, Worker};

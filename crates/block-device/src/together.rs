@@ -7,9 +7,9 @@
 //! in a call has all disks of its thread wait for that call.
 
 use crate::counters::Counters;
-use crate::device::event_descriptor;
 use crate::engine::Engine;
 use crate::error::Error;
+use crate::event::event_descriptor;
 use crate::worker::{MailboxReceiver, Worker, WorkerParts};
 use block_route::Route;
 use log_context::{Context, Entered};

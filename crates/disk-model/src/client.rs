@@ -1,8 +1,8 @@
 //! A virtual disk's end of the connection to a modelled one.
 
 use crate::error::Error;
-use crate::model::Request;
 use crate::protocol::{ANSWER_BYTES, FULL, Record};
+use crate::request::Request;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;

@@ -1,7 +1,7 @@
 //! A drive without an arm: some commands at once, a bus for each direction, a flush that waits for what was written.
 
-use crate::model::{Completion, Kind, Request, Totals};
 use crate::profile::FlashDrive;
+use crate::request::{Completion, Kind, Request, Totals};
 use crate::surface::transfer_ns;
 use seeded_random::Random;
 use std::cmp::Reverse;

@@ -18,6 +18,7 @@ mod flash;
 mod model;
 mod profile;
 mod protocol;
+mod request;
 mod server;
 mod spinning;
 mod surface;
@@ -25,8 +26,9 @@ pub mod validate;
 
 pub use client::{Client, Inbox};
 pub use error::Error;
-pub use model::{Completion, Kind, Model, Request, Totals};
+pub use model::Model;
 pub use profile::{FlashDrive, Profile, SpinningDrive};
+pub use request::{Completion, Kind, Request, Totals};
 pub use server::{Server, ServerOptions};
 
 /// A factor of time, as an argument or an option has it: 0.0001 to 10000.

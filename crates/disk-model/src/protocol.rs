@@ -1,7 +1,7 @@
 //! What goes over the socket between a virtual disk and a modelled one: records of four 64-bit words one way (tag, kind,
 //! offset, length), of one word (the tag) the other way, little-endian. The first record each way is the greeting.
 
-use crate::model::{Kind, Request};
+use crate::request::{Kind, Request};
 
 pub(crate) const RECORD_BYTES: usize = 32;
 pub(crate) const ANSWER_BYTES: usize = 8;

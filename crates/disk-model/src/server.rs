@@ -6,9 +6,10 @@
 
 use crate::client::Client;
 use crate::error::Error;
-use crate::model::{Completion, Model, Request, Totals};
+use crate::model::Model;
 use crate::profile::Profile;
 use crate::protocol::{FULL, RECORD_BYTES, Record, WELCOME};
+use crate::request::{Completion, Request, Totals};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::HashMap;
 use std::io::{self, Read, Write};

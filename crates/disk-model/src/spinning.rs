@@ -11,8 +11,8 @@
 //! * A read of what is in the cache, or has been read ahead, costs the bus alone. No read waits longer than
 //!   [`SpinningDrive::patience_ns`] because others lie closer.
 
-use crate::model::{Completion, Kind, Request, Totals};
 use crate::profile::SpinningDrive;
+use crate::request::{Completion, Kind, Request, Totals};
 use crate::surface::{Surface, transfer_ns};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};

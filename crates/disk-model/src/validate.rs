@@ -6,7 +6,8 @@
 //! to the next request. The figure of merit is Ruemmler and Wilkes': the root mean square of the horizontal distance
 //! between the two distributions' curves.
 
-use crate::model::{Kind, Model, Request};
+use crate::model::Model;
+use crate::request::{Kind, Request};
 
 const SECTOR_BYTES: u64 = 512;
 /// Where two distributions are shown beside each other.

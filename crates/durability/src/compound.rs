@@ -1,9 +1,9 @@
 //! A compound on its way: what goes where, worked out at once, so that nothing that changes meanwhile can change it. What it holds is read at once,
 //! too, but where versions stay: then it is read in parts, and has to be what it was.
 
-use crate::contract::View;
+use crate::contract::{Version, View};
 use crate::live::Live;
-use crate::window::{Version, Window};
+use crate::window::Window;
 use jbd2::build::escape;
 use jbd2::{Compound, CompoundBlock, Format, Part, tag_checksum};
 use std::collections::BTreeSet;

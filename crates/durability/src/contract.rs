@@ -1,6 +1,5 @@
 //! What the machine is told and what it says: names of what is under way, places, steps, and what it has to see while it is called.
 
-use crate::window::Version;
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
@@ -20,6 +19,32 @@ pub struct WriteId(pub u64);
 /// Names something that somebody waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct AnswerId(pub u64);
+
+/// Names a committed content; whoever runs the machine knows where it is, and keeps it until [`View::made_durable`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Version(pub u64);
+
+/// What a transaction freed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Freed {
+    /// These blocks, as the bitmaps tell: bits that were set before it and are not after it. More than were freed do no harm.
+    Blocks(Vec<Range<u64>>),
+    /// It cannot be told: the guest is not told of this commit before it is durable.
+    Unknown,
+}
+
+/// A committed transaction.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Transaction {
+    /// Its number in the guest's log.
+    pub sequence: u32,
+    /// Home blocks and their contents; the last one of a block counts.
+    pub blocks: Vec<(u64, Version)>,
+    /// Blocks whose older copies must not be replayed. A revoke wins over a tag beside it, as in jbd2.
+    pub revokes: Vec<u64>,
+    /// Blocks that it freed.
+    pub freed: Freed,
+}
 
 /// What the guest does to blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -61,8 +61,7 @@ mod window;
 
 pub use blocks::BlockSet;
 pub use contract::{
-    Age, AnswerId, Committed, FoundCopy, FoundLog, FoundSaid, Kind, OperationId, Past, Place, Status, Step, View,
-    WhenAsked, WriteId,
+    Age, AnswerId, Committed, FoundCopy, FoundLog, FoundSaid, Freed, Kind, OperationId, Past, Place, Status, Step,
+    Transaction, Version, View, WhenAsked, WriteId,
 };
 pub use machine::Durability;
-pub use window::{Freed, Transaction, Version};

@@ -7,10 +7,11 @@ mod writes;
 use crate::blocks::BlockSet;
 use crate::compound::Making;
 use crate::contract::{
-    Age, AnswerId, Committed, FoundCopy, FoundLog, FoundSaid, OperationId, Past, Place, Status, Step, View, WriteId,
+    Age, AnswerId, Committed, FoundCopy, FoundLog, FoundSaid, Freed, OperationId, Past, Place, Status, Step,
+    Transaction, Version, View, WriteId,
 };
 use crate::live::{Copy, Home, Live};
-use crate::window::{Freed, Held, Transaction, Version, Window};
+use crate::window::{Held, Window};
 use jbd2::{Format, SUPERBLOCK_BYTES, Superblock, sequence};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;

@@ -1,36 +1,10 @@
 //! Transactions that are committed and not durable.
 
 use crate::blocks::BlockSet;
-use crate::contract::Committed;
+use crate::contract::{Committed, Freed, Transaction, Version};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::time::Duration;
-
-/// Names a committed content; whoever runs the machine knows where it is, and keeps it until [`crate::View::made_durable`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Version(pub u64);
-
-/// What a transaction freed.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Freed {
-    /// These blocks, as the bitmaps tell: bits that were set before it and are not after it. More than were freed do no harm.
-    Blocks(Vec<Range<u64>>),
-    /// It cannot be told: the guest is not told of this commit before it is durable.
-    Unknown,
-}
-
-/// A committed transaction.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Transaction {
-    /// Its number in the guest's log.
-    pub sequence: u32,
-    /// Home blocks and their contents; the last one of a block counts.
-    pub blocks: Vec<(u64, Version)>,
-    /// Blocks whose older copies must not be replayed. A revoke wins over a tag beside it, as in jbd2.
-    pub revokes: Vec<u64>,
-    /// Blocks that it freed.
-    pub freed: Freed,
-}
 
 /// A version that is not durable.
 #[derive(Clone, Copy, Debug)]

@@ -13,9 +13,9 @@ mod plan;
 pub(crate) use mailbox::{Mailbox, MailboxReceiver, mailbox};
 
 use crate::chain::Chain;
+use crate::config::Observer;
 use crate::config_space::{self, bit};
 use crate::counters::Counters;
-use crate::device::Observer;
 use crate::engine::{Engine, Event};
 use crate::gate::Gate;
 use crate::image::Image;

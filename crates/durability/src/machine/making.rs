@@ -3,9 +3,9 @@
 use super::{Clocked, Durability, PRESSURE, Phase};
 use crate::blocks::BlockSet;
 use crate::compound::{Made, Making, Sorted};
-use crate::contract::{Place, Step, View};
+use crate::contract::{Place, Step, Version, View};
 use crate::live::{Home, Live};
-use crate::window::{Version, Window};
+use crate::window::Window;
 use jbd2::{Compound, MAGIC, Superblock, SuperblockEdit, sequence};
 use std::collections::BTreeMap;
 use std::sync::Arc;

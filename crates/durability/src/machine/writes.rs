@@ -4,9 +4,9 @@
 use super::{Durability, Phase, Waiting};
 use crate::blocks::BlockSet;
 use crate::compound::Making;
-use crate::contract::{Committed, Kind, Step, View, WhenAsked, WriteId};
+use crate::contract::{Committed, Kind, Step, Version, View, WhenAsked, WriteId};
 use crate::live::Copy;
-use crate::window::{Version, Window};
+use crate::window::Window;
 use jbd2::sequence;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
