@@ -1,8 +1,9 @@
 //! `amberlog snapshot`, `freeze` and `thaw`: an image of a moment, while the guest runs.
 
+use crate::client::{Daemon, text};
 use crate::exit;
-use crate::serve::ask::{Daemon, print, text};
 use clap::Args;
+use command_line::output::text as print;
 use serde_json::json;
 use std::path::PathBuf;
 use std::process::ExitCode;

@@ -1,10 +1,11 @@
 //! `amberlog disk`: what can be done to the disks of a daemon's VM while its guest runs.
 
+use crate::client::{Daemon, text};
 use crate::exit;
-use crate::serve::ask::{Daemon, print, text};
 use crate::vm::{Bounds, qemu, size};
 use anyhow::Context;
 use clap::{Args, Subcommand};
+use command_line::output::text as print;
 use serde_json::{Value, json};
 use std::ffi::{OsStr, OsString};
 use std::process::ExitCode;

@@ -36,6 +36,7 @@
 
 mod backup;
 mod children;
+mod client;
 mod disk;
 mod exit;
 mod inspect;
@@ -55,6 +56,7 @@ mod takeover;
 mod turns;
 mod vm;
 mod worker;
+mod worker_command;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use command_line::documents::DocumentsArgs;
@@ -134,7 +136,7 @@ enum Command {
     Documents(DocumentsArgs),
     /// Serve one VM: what the others start.
     #[command(hide = true)]
-    Worker(worker::WorkerArgs),
+    Worker(worker_command::WorkerArgs),
     /// Keep descriptors over a daemon's death: what the daemon starts.
     #[command(hide = true)]
     Depot,
@@ -175,7 +177,7 @@ fn main() -> ExitCode {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => exit::report(&error.into()),
         },
-        Command::Worker(args) => worker::run(args),
+        Command::Worker(args) => worker_command::run(args),
         Command::Depot => serve::depot::run(),
     })
 }

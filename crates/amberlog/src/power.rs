@@ -1,10 +1,10 @@
 //! `amberlog on-battery` and `on-mains`: what a UPS's daemon calls.
 
+use crate::client::{Daemon, text};
 use crate::exit;
-use crate::serve::ask::{Daemon, print, text};
 use anyhow::bail;
 use clap::Args;
-use command_line::output::in_a_line;
+use command_line::output::{in_a_line, text as print};
 use serde_json::{Value, json};
 use std::process::ExitCode;
 

@@ -4,12 +4,8 @@
 //! whoever comes next finds in tmpfs what is owed.
 
 use crate::children::OwnChild;
-use crate::run::RunArgs;
-use crate::serve::work::WorkArgs;
 use anyhow::Context;
 use block_device::Entrance;
-use clap::Subcommand;
-use command_line::print_line;
 use rustix::event::{PollFd, PollFlags};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR2};
@@ -20,27 +16,11 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
-use std::process::{Command, ExitCode, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 use supervision::{Channel, Kept, Order, Said};
-
-/// Arguments of `amberlog worker`.
-#[derive(clap::Args, Debug)]
-pub struct WorkerArgs {
-    /// The user's own file mode creation mask, as a decimal number.
-    #[arg(long, default_value_t = 0o077)]
-    users_mask: u32,
-    /// Say which states of other workers this one can go on with, and end.
-    #[arg(long)]
-    state_formats: bool,
-    /// The same, as builds asked that leave state 4.
-    #[arg(long)]
-    state_format: bool,
-    #[command(subcommand)]
-    command: Option<WorkerCommand>,
-}
 
 /// How long a worker may read nothing of what it is told.
 const LISTENING_PATIENCE: Duration = Duration::from_secs(8);
@@ -49,10 +29,10 @@ const LISTENING_PATIENCE: Duration = Duration::from_secs(8);
 /// of NVM and the copy of a shipped log; the words of the line to the supervisor; and how that keeps all of it where it outlives the supervisor itself. Another number where any of that is
 /// understood in another way, and where a
 /// table may say what builds before refuse as damaged. 5: a table says what was written past the journal (durability by age).
-const STATE_FORMAT: u32 = 5;
+pub const STATE_FORMAT: u32 = 5;
 
 /// What builds leave that leave state 4, and this one goes on with, too.
-const STATE_FORMAT_BEFORE: u32 = 4;
+pub const STATE_FORMAT_BEFORE: u32 = 4;
 
 /// What it says of that to the next supervisor: the number first.
 pub fn store_format() -> String {
@@ -62,41 +42,6 @@ pub fn store_format() -> String {
 /// The number that an earlier supervisor may have said, and that this one goes on with.
 pub fn store_format_before() -> String {
     STATE_FORMAT_BEFORE.to_string()
-}
-
-/// What the worker is for.
-#[derive(Subcommand, Debug)]
-pub enum WorkerCommand {
-    /// The VM of an `amberlog run`.
-    Run(Box<RunArgs>),
-    /// A VM of an `amberlog serve`.
-    Serve(WorkArgs),
-}
-
-/// Runs the command.
-pub fn run(args: WorkerArgs) -> ExitCode {
-    own_files::keep_files_private_for(rustix::fs::Mode::from_raw_mode(args.users_mask));
-    if args.state_formats {
-        print_line!("{STATE_FORMAT},{STATE_FORMAT_BEFORE} {}", env!("CARGO_PKG_VERSION"));
-        return ExitCode::SUCCESS;
-    }
-    if args.state_format {
-        // Who asks so goes by whether it is its own.
-        print_line!("{STATE_FORMAT_BEFORE} {}", env!("CARGO_PKG_VERSION"));
-        return ExitCode::SUCCESS;
-    }
-    // What follows starts threads, each of which its guest may wait for.
-    crate::turns::be_short();
-    if args.command.is_some() {
-        crate::last_memory::outlive_files();
-    }
-    match args.command {
-        Some(WorkerCommand::Run(args)) => crate::run::work::work(&args),
-        Some(WorkerCommand::Serve(args)) => crate::serve::work::work(&args),
-        None => crate::exit::report(&crate::exit::usage(
-            "this command is started by 'amberlog run' and 'amberlog serve' alone",
-        )),
-    }
 }
 
 /// Kept when the disks of a VM are served: the next worker goes on with it.

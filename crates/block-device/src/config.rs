@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 pub struct DeviceConfig {
     /// What log lines call it.
     pub name: String,
-    /// The Unix socket at which the VMM finds it. Made by [`Device::start`], removed by [`Device::stop`], unless there is an
+    /// The Unix socket at which the VMM finds it. Made by [`crate::Device::start`], removed by [`crate::Device::stop`], unless there is an
     /// `entrance`.
     pub socket: PathBuf,
     /// Where connections come from, if somebody else listens at the socket and keeps them.
@@ -108,7 +108,7 @@ pub struct Peer {
 }
 
 /// What the owner of a device wants to be told. Calls come from the device's threads and must not wait for the device
-/// ([`DeviceHandle::with_route`] in one of them would wait for ever).
+/// ([`crate::DeviceHandle::with_route`] in one of them would wait for ever).
 pub trait Observer: Send + Sync {
     /// A VMM has connected, and has said its first word; none of its messages has been looked at. Memory it names comes after
     /// this returns.
@@ -126,7 +126,7 @@ pub trait Observer: Send + Sync {
     /// Whether another process could go on with the rings that are started now, were this one to die.
     fn can_be_followed(&self, _can: bool) {}
 
-    /// The route has let the driver in ([`Route::started`]): what began the device anew is done with.
+    /// The route has let the driver in ([`block_route::Route::started`]): what began the device anew is done with.
     fn began(&self) {}
 
     /// The VMM stands still since then: it wants its rings back, and storage has not answered what has its guest's memory. With nothing: it
@@ -136,7 +136,7 @@ pub trait Observer: Send + Sync {
     /// Something of the guest's is wrong, as a sentence: worth to be kept beside the log. May be told again and again.
     fn fault(&self, _sentence: &str) {}
 
-    /// The connection has ended; no request is in flight any more, and the route has been told ([`Route::stopped`]).
+    /// The connection has ended; no request is in flight any more, and the route has been told ([`block_route::Route::stopped`]).
     fn disconnected(&self, _peer: Peer) {}
 }
 

@@ -76,8 +76,8 @@ pub fn visible(text: &str) -> Cow<'_, str> {
 /// Prints a sentence of `program` on stderr; it is an error where the journal asks for priorities.
 pub fn say(program: &str, sentence: impl Display) {
     let line = format!("{program}: {}", visible(&sentence.to_string()));
-    if crate::logging::stderr_is_the_journal() {
-        eprintln!("{}", crate::logging::with_priority(3, &line));
+    if crate::priority::stderr_is_the_journal() {
+        eprintln!("{}", crate::priority::with_priority(3, &line));
     } else {
         eprintln!("{line}");
     }

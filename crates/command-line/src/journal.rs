@@ -4,7 +4,8 @@
 //! "Native Journal Protocol"). Must never: wait for the journal. Failure story: what it does not take at once goes to stderr, as a line
 //! with its priority, which the journal reads as well.
 
-use crate::logging::{Message, WithContext, priority_of, with_priority};
+use crate::message::{Message, WithContext};
+use crate::priority::{priority_of, with_priority};
 use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use tracing::{Event, Subscriber};

@@ -10,6 +10,8 @@ pub mod exit;
 mod journal;
 mod log_limit;
 pub mod logging;
+mod message;
 pub mod output;
+mod priority;
 pub mod programs;
 pub mod remote_options;

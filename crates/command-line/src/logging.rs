@@ -6,19 +6,16 @@
 //! (the crate that says it) and `message`.
 
 use crate::log_limit::Limited;
+use crate::message::{Message, WithContext};
+use crate::priority::{priority_of, stderr_is_the_journal, with_priority};
 use std::ffi::OsStr;
 use std::fmt;
-use std::fs::File;
 use std::io::IsTerminal;
-use std::os::fd::AsFd;
-use std::os::unix::fs::MetadataExt;
-use tracing::field::{Field, Visit};
 use tracing::level_filters::LevelFilter;
-use tracing::{Dispatch, Event, Level, Subscriber};
+use tracing::{Dispatch, Event, Subscriber};
 use tracing_log::{AsLog, LogTracer};
 use tracing_subscriber::EnvFilter;
-use tracing_subscriber::field::RecordFields;
-use tracing_subscriber::fmt::format::{DefaultFields, Writer};
+use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields, format};
 use tracing_subscriber::layer::SubscriberExt;
@@ -71,29 +68,6 @@ fn warn_of(wished: &OsStr) {
     }
 }
 
-/// syslog's number for a level.
-pub(crate) fn priority_of(level: Level) -> u8 {
-    match level {
-        Level::ERROR => 3,
-        Level::WARN => 4,
-        Level::INFO => 6,
-        Level::DEBUG | Level::TRACE => 7,
-    }
-}
-
-/// Whether what is written to stderr goes to systemd's journal: a service manager then says which file that is.
-pub fn stderr_is_the_journal() -> bool {
-    let Some(stream) = std::env::var_os("JOURNAL_STREAM") else { return false };
-    let file = std::io::stderr().as_fd().try_clone_to_owned().map(File::from);
-    let Ok(metadata) = file.and_then(|file| file.metadata()) else { return false };
-    stream == *format!("{}:{}", metadata.dev(), metadata.ino())
-}
-
-/// A text, each of its lines with a priority of syslog's in front of it.
-pub fn with_priority(priority: u8, text: &str) -> String {
-    text.split_inclusive('\n').map(|line| format!("<{priority}>{line}")).collect()
-}
-
 /// Lines as another format has them, with their priorities.
 struct WithPriority<F>(F);
 
@@ -138,42 +112,6 @@ where
             }
         }
         writeln!(writer, "{line}")
-    }
-}
-
-/// What a line says.
-#[derive(Default)]
-pub(crate) struct Message {
-    pub(crate) text: String,
-    pub(crate) target: Option<String>,
-}
-
-impl Visit for Message {
-    fn record_str(&mut self, field: &Field, value: &str) {
-        match field.name() {
-            "message" => self.text = value.to_owned(),
-            "log.target" => self.target = Some(value.to_owned()),
-            _ => {}
-        }
-    }
-
-    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
-        if field.name() == "message" {
-            self.text = format!("{value:?}");
-        }
-    }
-}
-
-/// What a line says, after whom it is about.
-pub(crate) struct WithContext;
-
-impl<'writer> FormatFields<'writer> for WithContext {
-    fn format_fields<R: RecordFields>(&self, mut writer: Writer<'writer>, fields: R) -> fmt::Result {
-        let mut line = String::new();
-        DefaultFields::new().format_fields(Writer::new(&mut line), fields)?;
-        // A disk's or a file's name may be anything. Colours come from outside of this.
-        let prefix = log_context::prefix(&line);
-        write!(writer, "{}{}", crate::exit::visible(&prefix), crate::exit::visible(&line))
     }
 }
 

@@ -805,8 +805,8 @@ impl<'r> Simulation<'r> {
     /// # Errors
     /// When they are not.
     pub fn check_routes(&self) -> Step {
-        for journals in self.journals.disks() {
-            if let Some(Err(fault)) = journals.options.nvm.as_ref().map(|nvm| nvm.check()) {
+        for disk in 0..self.journals.disks().len() {
+            if let Some(Err(fault)) = self.journals.region(disk).map(|nvm| nvm.check()) {
                 return finding(format!("the books of the region are wrong: {fault}"));
             }
         }

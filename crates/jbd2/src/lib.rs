@@ -71,4 +71,4 @@ pub use replay::{
     Blocks, Content, CopyInLog, End, LogRead, NoVisitor, Place, Plan, PlannedBlock, ReplayError, Summary, Verdict,
     Visitor, Walk, walk,
 };
-pub use superblock::{Features, SUPERBLOCK_BYTES, Superblock, SuperblockEdit, SuperblockError};
+pub use superblock::{ERRNO_EIO, Features, SUPERBLOCK_BYTES, Superblock, SuperblockEdit, SuperblockError};

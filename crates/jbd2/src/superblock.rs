@@ -8,6 +8,9 @@ use crate::checksum::crc32c;
 use crate::control::{Header, Kind, MAGIC, peek};
 use crate::format::{Checksum, Format};
 
+/// `s_errno` of an input or output error: EIO, negative as jbd2 stores it.
+pub const ERRNO_EIO: i32 = -5;
+
 /// Bytes of a journal superblock, whatever the block size (`journal_superblock_t`).
 pub const SUPERBLOCK_BYTES: usize = 1024;
 

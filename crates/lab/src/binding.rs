@@ -3,7 +3,7 @@
 //! Time on a drive that is always busy is the drive's; on a processor that is, the processor's. Where the drive is busy and is being asked to flush
 //! for most of the time, it is the journal's commits that are waited for, and so they are where neither is busy and flushes are many.
 
-use crate::results::{CellResult, SummaryRow};
+use crate::measured::{CellResult, SummaryRow};
 use serde::Serialize;
 
 /// A part of the time from which on something decides.
@@ -114,7 +114,8 @@ pub fn shares(result: &CellResult, processors: f64) -> Vec<(&'static str, f64)> 
 mod tests {
     use super::*;
     use crate::cell::{Cell, Group, Mode};
-    use crate::results::{Parameters, summarise};
+    use crate::measured::Parameters;
+    use crate::results::summarise;
     use std::collections::BTreeMap;
 
     fn cell(busy_ms: f64, flushing_ms: f64, cpu: f64) -> CellResult {

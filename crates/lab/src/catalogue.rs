@@ -10,8 +10,8 @@
 use crate::cell::{Cell, Group, Mode};
 use crate::claim::Claim;
 use crate::error::{Error, FileContext, Result};
-use crate::integrity::{self, CRASHES_A_BOOT};
-use crate::results::Parameters;
+use crate::measured::Parameters;
+use crate::records::{self, CRASHES_A_BOOT};
 use crate::workload::Workload;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -373,7 +373,7 @@ impl Experiment {
         let mut effective = kept.clone();
         if self.kind == Kind::Integrity {
             let parameter = self.parameter.as_ref().map(|(name, _)| name.as_str());
-            effective.time_scale = integrity::time_scale(kept.time_scale, parameter);
+            effective.time_scale = records::time_scale(kept.time_scale, parameter);
         }
         effective
     }

@@ -17,7 +17,7 @@
 
 use crate::cell::{Group, Mode};
 use crate::fields::{amount, change, field_words};
-use crate::results::SummaryRow;
+use crate::measured::SummaryRow;
 use std::fmt::Write;
 use std::str::FromStr;
 

@@ -7,7 +7,7 @@
 
 use crate::error::{Error, Result};
 use crate::fields::grouped;
-use crate::results::Parameters;
+use crate::measured::Parameters;
 
 /// ext3's commit interval, in seconds.
 const COMMIT_SECONDS: f64 = 5.0;

@@ -2,7 +2,7 @@
 
 use crate::cell::Cell;
 use crate::error::{Error, Result};
-use crate::results::{CellResult, Parameters};
+use crate::measured::{CellResult, Parameters};
 use crate::rig::{BLOCK_BYTES, Plan, Rig, Running, sizes, workload_of};
 use disk_model::{Kind, Model, Profile, Request};
 use guest_kit::{interrupt, program};

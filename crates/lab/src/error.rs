@@ -1,6 +1,6 @@
 //! The one error type of this crate: every variant prints as a sentence.
 
-use crate::results::Source;
+use crate::measured::Source;
 use std::path::PathBuf;
 
 /// What can go wrong in the lab.

@@ -3,7 +3,7 @@
 
 use crate::cell::{Cell, Group};
 use crate::error::{Error, Result};
-use crate::results::Parameters;
+use crate::measured::Parameters;
 use guest_kit::program;
 use serde_json::Value;
 use std::collections::BTreeMap;

@@ -3,8 +3,9 @@
 
 use crate::catalogue::{Experiment, Kind};
 use crate::fields::grouped;
+use crate::measured::{Parameters, SummaryRow};
 use crate::paper::{self, Judged, Paper};
-use crate::results::{Parameters, Results, SummaryRow};
+use crate::results::Results;
 use crate::rig::configured_journal_mib;
 use crate::statistics::Summary;
 use crate::verdict::{ONCE, Verdict};

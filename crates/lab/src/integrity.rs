@@ -9,11 +9,12 @@
 //! not bring about is a failure, and is measured again ([`crate::results::set_aside`]): a recovery that refuses, a file system that e2fsck finds fault
 //! with, records that are gone are what was looked for, and are its result.
 
-use crate::cell::{Cell, Group};
+use crate::cell::Cell;
 use crate::crash::{recover_area, recover_disk};
 use crate::error::{Error, FileContext, Result};
-use crate::results::{CellResult, Parameters};
-use crate::rig::{Plan, Rig, Running, first_line, guest_seed, workload_of};
+use crate::measured::{CellResult, Parameters};
+use crate::records::{CRASH_KIB, CRASHES_A_BOOT, IMAGE_MIB, JOURNAL_MIB, RECORDS_BY_PAGE, RECORDS_MIB};
+use crate::rig::{Plan, Rig, Session, first_line, guest_seed, workload_of};
 use guest_kit::image::{FileSystem, copy_image};
 use guest_kit::{Signal, judge, program};
 use guest_tools::record::RecordLayout;
@@ -23,49 +24,11 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// The size of the file of records, in MiB (not scaled: what counts is what is written until the crash).
-const RECORDS_MIB: u64 = 32;
-/// What a guest has sent to its disk when it crashes, as in the paper, in KiB.
-const CRASH_KIB: u64 = 4096;
-/// The disk and its journal, in MiB: room for the records and for all that is sent until a crash.
-const IMAGE_MIB: u32 = 256;
-const JOURNAL_MIB: u64 = 32;
-/// Seconds for a second of the modelled disk, at most: bytes decide when the crash comes, and no time is measured. (At the pace of the
-/// other experiments the damage is no more: none in 48 runs of ordered and writeback, with records of 8 and 64 KiB.)
-const TIME_SCALE_MAX: f64 = 0.25;
-/// Crashes of one boot; the last one is the kernel's.
-pub(crate) const CRASHES_A_BOOT: u32 = 20;
-/// The parameter of an experiment in which requests are pages; its value is the size of a record in KiB.
-const RECORDS_BY_PAGE: &str = "record_kib_by_page";
 /// Numbers of updates that one crash can use up.
 const UPDATES_A_CRASH: u64 = 10_000_000;
 /// amberlog has ended what it was asked for when the modelled disk did nothing for so long.
 const QUIET: Duration = Duration::from_millis(150);
 const QUIET_LIMIT: Duration = Duration::from_secs(30);
-
-/// Seconds for a second of the modelled disk in a run that has so many of its own: what the parameters of these cells say.
-pub(crate) fn time_scale(of_run: f64, parameter: Option<&str>) -> f64 {
-    if parameter == Some(RECORDS_BY_PAGE) { of_run } else { of_run.min(TIME_SCALE_MAX) }
-}
-
-/// What these cells have of the paper and of their own, whatever the scale of the run, in words.
-pub(crate) fn sizes_in_words() -> String {
-    format!(
-        "the paper's records and {} MiB sent until each crash, in a file of {RECORDS_MIB} MiB on a disk of {IMAGE_MIB} MiB with a journal of {JOURNAL_MIB} MiB; \
-         clocks as they were",
-        CRASH_KIB / 1024
-    )
-}
-
-/// A guest that serves one crash after the other.
-pub(crate) struct Session {
-    running: Running,
-    group: Group,
-    seed: u64,
-    record_kib: u64,
-    /// What the guest says when it is ready for the next crash.
-    awaited: Option<String>,
-}
 
 impl Rig {
     /// Crashes a guest in the midst of record updates, recovers, and looks at every record.

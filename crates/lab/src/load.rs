@@ -4,11 +4,12 @@
 //! Failure story: the first guest that fails or hangs fails the cell; its console is kept.
 
 use crate::cell::{Cell, Mode};
+use crate::counters::{TUPLE_BYTES, flattened, is_sum};
 use crate::error::{Error, FileContext, Result};
 use crate::journal_server::JournalServer;
 use crate::machine::{VmCpu, vm_cpu_seconds};
+use crate::measured::{CellResult, Parameters};
 use crate::processors::Sampler;
-use crate::results::{CellResult, Parameters};
 use crate::rig::{Plan, Rig, Running, first_line, sizes, workload_of};
 use crate::samples::{counted_so_far, levels_since, marks_of_the_load};
 use disk_model::Totals;
@@ -18,8 +19,6 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// What a held block costs in amberlog's tables, in bytes.
-pub(crate) const TUPLE_BYTES: f64 = 18.0;
 /// Points of a curve that are kept.
 const CURVE_POINTS_MAX: usize = 240;
 /// A gigabit network, in bytes per second.
@@ -220,30 +219,6 @@ pub(crate) fn counters(mode: Mode, report: &Path, before: &BTreeMap<String, f64>
     fields.insert("journal_write_bytes".to_owned(), journal);
     fields.insert("tuple_bytes_max".to_owned(), tuples);
     Ok(fields)
-}
-
-/// The first disk of amberlog's report and what protection took, as fields.
-pub(crate) fn flattened(report: &Value) -> BTreeMap<String, f64> {
-    let disk = &report["disks"][0];
-    let mut fields = BTreeMap::new();
-    for (name, value) in report["protection"].as_object().into_iter().flatten() {
-        fields.extend(value.as_f64().map(|value| (format!("protection_{name}"), value)));
-    }
-    for (name, value) in disk["counters"].as_object().into_iter().flatten() {
-        fields.extend(value.as_u64().map(|value| (name.clone(), value as f64)));
-    }
-    for part in ["recovery", "remote", "nvm"] {
-        for (name, value) in disk[part].as_object().into_iter().flatten() {
-            fields.extend(value.as_f64().map(|value| (format!("{part}_{name}"), value)));
-        }
-    }
-    fields
-}
-
-/// Whether a field grows with what is done; the others are the most that there was, or are of the end.
-pub(crate) fn is_sum(name: &str) -> bool {
-    let is_level = name.ends_with("_max") || name.ends_with("_now");
-    !is_level && !name.starts_with("recovery_") && name != "remote_fall_backs"
 }
 
 impl Running {

@@ -7,7 +7,8 @@
 use crate::catalogue::{self, OWN_TEXT};
 use crate::cell::Group;
 use crate::error::{FileContext, Result};
-use crate::results::{self, CellResult, Results, Source, SummaryRow};
+use crate::measured::{CellResult, Source, SummaryRow};
+use crate::results::{self, Results};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
@@ -153,7 +154,8 @@ fn described(text: &str, earlier: &Results) -> String {
 mod tests {
     use super::*;
     use crate::cell::{Cell, Mode};
-    use crate::results::{Parameters, SCHEMA};
+    use crate::measured::Parameters;
+    use crate::results::SCHEMA;
 
     fn kept(directory: &Path, id: &str, scale: f64, cells: &[(u32, u32)], failure: Option<&str>) {
         let parameters = Parameters { scale, ..Parameters::for_tests() };

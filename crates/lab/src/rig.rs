@@ -9,9 +9,8 @@
 use crate::cell::{Cell, Group, Mode};
 use crate::clocks;
 use crate::error::{Error, FileContext, Result};
-use crate::integrity::Session;
 use crate::journal_server::JournalServer;
-use crate::results::Parameters;
+use crate::measured::Parameters;
 use crate::workload::{Sizes, Workload};
 use disk_model::{Model, Profile, Server, ServerOptions};
 use guest_kit::aged::Aged;
@@ -193,6 +192,16 @@ pub(crate) struct Running {
     pub(crate) phases: BTreeMap<String, f64>,
     pub(crate) directory: TempDir,
     pub(crate) tmpfs: TempDir,
+}
+
+/// A guest that serves one crash after the other.
+pub(crate) struct Session {
+    pub(crate) running: Running,
+    pub(crate) group: Group,
+    pub(crate) seed: u64,
+    pub(crate) record_kib: u64,
+    /// What the guest says when it is ready for the next crash.
+    pub(crate) awaited: Option<String>,
 }
 
 impl Rig {

@@ -2,9 +2,9 @@
 //!
 //! It must never tell a mark of the preparation as the load's: what is not known is left out.
 
+use crate::counters::{TUPLE_BYTES, flattened};
 use crate::error::{Error, FileContext, Result};
-use crate::load::{TUPLE_BYTES, flattened};
-use crate::results::CellResult;
+use crate::measured::CellResult;
 use crate::workload::Workload;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -121,7 +121,7 @@ pub(crate) fn with_marks_of_the_load(result: &CellResult) -> CellResult {
 mod tests {
     use super::*;
     use crate::cell::{Cell, Group, Mode};
-    use crate::results::Parameters;
+    use crate::measured::Parameters;
 
     /// A referee found the preparation's peaks (11.3 MB of copies) told of deletions that had a few.
     #[test]

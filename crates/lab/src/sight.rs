@@ -5,7 +5,7 @@ use crate::cell::Mode;
 use crate::claim::{Claim, Sense, Sides};
 use crate::clocks;
 use crate::fields::{amount, grouped, is_load_time, is_most_memory, is_time};
-use crate::results::{Parameters, SummaryRow};
+use crate::measured::{Parameters, SummaryRow};
 use crate::rig::{COMMIT_SECONDS, configured_journal_mib};
 use crate::samples::sampled;
 

@@ -10,7 +10,7 @@ use crate::disk::PlacementKind;
 use crate::journals::Journals;
 use crate::keepers::keeper_of;
 use crate::log::Log;
-use crate::stored::{self, Elsewhere, Says};
+use crate::stored::{Elsewhere, Says};
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -111,7 +111,7 @@ impl Journals {
             let on_storage = Log {
                 placement: PlacementKind::Storage,
                 storage_from: Some(sequence),
-                keeper: keeper_of(&self.area, log.id, PlacementKind::Storage, &log.home),
+                keeper: keeper_of(&self.area, log.id, PlacementKind::Storage, &log.home, None),
                 ..(**log).clone()
             };
             on_storage.set_open();
@@ -168,7 +168,7 @@ impl Journals {
                 log.home.options.name, log.place.home_start
             )))
         };
-        let stored = stored::of(log)?;
+        let stored = log.stored()?;
         match (stored.says, stored.live_from()) {
             // What came after it was in that amberlog's memory.
             (Says::Aged(..), _) => refuse("was made durable by age, and what was committed last is not on storage"),

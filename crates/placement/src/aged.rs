@@ -24,15 +24,15 @@
 //! What it must never do: write a home block of a version before a compound holds it, or storage has the error mark; put a compound
 //! where log blocks of the guest lie.
 
-use crate::finish::{LogReader, StoredLog, finish, finish_clearing, write_home_of};
+use crate::finish::{LogReader, StoredLog, finish, finish_clearing, plan, write_home_of};
 use crate::mark;
 use crate::numbers;
 use crate::scan::FoundLogPlace;
 use crate::stored::{Says, Stored};
 use durability::{AnswerId, Committed, Durability, Freed, Place, Step, Transaction, Version, View};
-use jbd2::{Content, CopyInLog, Format, LogRead, Plan, SUPERBLOCK_BYTES, Superblock, sequence};
+use jbd2::{Content, CopyInLog, Format, LogRead, SUPERBLOCK_BYTES, Superblock, sequence};
 use journal_area::{HeldLog, Location, Opening};
-use recovery::{Error, HomeBounds, Report};
+use recovery::{Error, Report};
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
@@ -128,24 +128,6 @@ fn mark_held(raw: &[u8], (opening, number): (&Opening, u32), at: u64, journal: &
     let failed_flushes = journal.failed_flushes();
     journal.write_all_at(&marked, at).map_err(failed("marking the journal"))?;
     journal.sync_since(failed_flushes).map_err(failed("marking the journal"))
-}
-
-/// The number after the last transaction.
-pub(crate) fn next_number(held: &HeldLog<'_>, place: &FoundLogPlace, journal: &LoggedFile) -> Result<u32, Error> {
-    Ok(plan(held, place, journal)?.0.summary().walk.next_sequence())
-}
-
-/// What a replay of the held log would bring.
-fn plan(held: &HeldLog<'_>, place: &FoundLogPlace, journal: &LoggedFile) -> Result<(Plan, Format), Error> {
-    let mut log = LogReader { held, place, journal };
-    let mut raw = vec![0; place.block_bytes as usize];
-    log.read(0, &mut raw).map_err(failed("reading the held journal"))?;
-    let (said, format) = Superblock::parse(&raw).map_err(|error| Error::Refused(error.to_string()))?;
-    let excluded = place.own_blocks.iter().map(|range| (range.start, range.end)).collect();
-    let bounds = HomeBounds::from_parts(place.home_blocks, place.block_bytes, excluded);
-    let plan = Plan::new(&mut log, &said, &format, &|block| bounds.contains(block))
-        .map_err(|error| Error::Refused(error.to_string()))?;
-    Ok((plan, format))
 }
 
 /// The newest committed versions that are not at home: where they are in a log that nobody changes any more. They may be as much as the log

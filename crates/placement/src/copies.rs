@@ -8,12 +8,12 @@
 //! Failure story: an image may be exchanged at any moment by whoever can write where it lies. What is looked at is opened without waiting for
 //! it, and has to be a file or a block device; what is written to is the very file that is locked, or nothing is written.
 
+use crate::description::COPY_ENDING;
 use crate::description::{AreaDirectory, Description, ImageDescription, WishDescription, image_key, is_at};
-use crate::disk::{Disk, DiskOptions, PlacementKind};
+use crate::disk::{Disk, DiskSettings, PlacementKind};
 use crate::earlier::open_left;
 use crate::found::{FailedLog, Finish, FinishError, FinishedLog};
 use crate::remote::{MirrorFile, finish_from_copy};
-use crate::resume::COPY_ENDING;
 use crate::scan::{self, FoundLogPlace, offset_of};
 use jbd2::SUPERBLOCK_BYTES;
 use own_files::How;
@@ -187,14 +187,12 @@ fn finish(
     // Locked until all is done.
     let locked = candidates.iter().map(|path| open_left(path)).collect::<Result<Vec<_>, _>>()?;
     let open = |path: &&Path| {
-        let options = DiskOptions {
+        let options = DiskSettings {
             name: path.display().to_string(),
             path: path.to_path_buf(),
             placement: PlacementKind::Storage,
             honour_flush: true,
             read_only: false,
-            nvm: None,
-            remote: None,
             durable_within: None,
             write_log: None,
         };

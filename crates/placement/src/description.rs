@@ -8,6 +8,8 @@
 //! The directory is opened once, has to be ours alone, and everything in it is reached from there (crate `own-files`). What
 //! is removed is what amberlog makes, by name; anything else that lies there stays, and is named.
 
+use crate::directory_error::{DirectoryError, THROUGH};
+use crate::processes::{process_lives, process_started_at};
 use crate::registry;
 use crate::scan::FoundLogPlace;
 use guest_memory::VmMemory;
@@ -28,6 +30,9 @@ use tracing_mutex::stdsync::Mutex;
 const DESCRIPTION: &str = "area.json";
 pub(crate) const LOCK: &str = "lock";
 const VMMS: &str = "vmms";
+/// How the names of files end that have the copy of a log which is shipped to a journal server.
+pub(crate) const COPY_ENDING: &str = ".copy";
+
 /// Names of the guest's memory: while the next VMM may still open it, and once it is taken.
 pub const MEMORY: &str = "ram";
 /// See [`MEMORY`].
@@ -157,56 +162,6 @@ pub struct AreaDirectory {
     is_adopted: bool,
 }
 
-/// Why a directory cannot be taken.
-#[derive(Debug, thiserror::Error)]
-pub enum DirectoryError {
-    /// Its owner, or the owner's VM, is still alive.
-    #[error("{path} is in use by another amberlog or by a VM it started{}; end that first", named(vmms))]
-    InUse {
-        /// The directory.
-        path: PathBuf,
-        /// The processes of VMMs that are known to live.
-        vmms: Vec<i32>,
-    },
-    /// It, or what lies in it, is somebody else's or cannot be had.
-    #[error(transparent)]
-    Own(#[from] own_files::Error),
-    /// The VMM has a second file of memory by the name of the first one, which was renamed.
-    #[error(
-        "{path}: the VMM has two files of its guest's memory by that name, and the next one that is started for this VM could write over the second"
-    )]
-    SecondMemory {
-        /// The second one.
-        path: PathBuf,
-    },
-    /// Something failed.
-    #[error("{what} {path}: {source}")]
-    System {
-        /// What was being done.
-        what: &'static str,
-        /// To what.
-        path: PathBuf,
-        /// Why it failed.
-        source: io::Error,
-    },
-}
-
-impl DirectoryError {
-    pub(crate) fn system(what: &'static str, path: &Path, source: io::Error) -> Self {
-        DirectoryError::System { what, path: path.to_owned(), source }
-    }
-
-    /// Whether something is not used because others can have made or changed it.
-    pub fn is_not_ours(&self) -> bool {
-        matches!(self, DirectoryError::Own(own_files::Error::NotOurs { .. }))
-    }
-
-    /// Whether the directory is not there (any more).
-    pub fn is_missing(&self) -> bool {
-        matches!(self, DirectoryError::Own(error) if error.is_missing())
-    }
-}
-
 fn system<'a>(what: &'static str, path: &'a Path) -> impl FnOnce(io::Error) -> DirectoryError + 'a {
     move |source| DirectoryError::system(what, path, source)
 }
@@ -219,40 +174,6 @@ pub(crate) fn image_key(path: &Path) -> io::Result<String> {
     } else {
         format!("file-{:x}-{:x}", metadata.dev(), metadata.ino())
     })
-}
-
-/// When a process was started, in ticks since the host was (proc(5), field 22 of stat); nothing if it is gone, or hidden (proc(5),
-/// `hidepid`): [`process_lives`] tells. With its number this names a process for good.
-pub fn process_started_at(pid: i32) -> Option<u64> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name before may hold anything, a parenthesis too.
-    let mut fields = stat.rsplit_once(") ")?.1.split(' ');
-    if matches!(fields.next(), Some("Z" | "X")) {
-        return None;
-    }
-    fields.nth(18)?.parse().ok()
-}
-
-/// Whether the process with this number that was started then lives. Where /proc does not show it, any process with this number counts,
-/// as does any where it is not known when it was started (0), or no descriptor is left: what is taken for dead loses its memory.
-pub fn process_lives(pid: i32, started: u64) -> bool {
-    use rustix::event::{PollFd, PollFlags, Timespec, poll};
-    use rustix::io::Errno;
-    use rustix::process::{Pid, PidfdFlags, pidfd_open};
-    // First: from here on the number means this process.
-    let process = match Pid::from_raw(pid.max(0)).map(|pid| pidfd_open(pid, PidfdFlags::empty())) {
-        Some(Ok(process)) => Some(process),
-        Some(Err(Errno::MFILE | Errno::NFILE | Errno::NOMEM)) => None,
-        // Nobody has the number, or a thread does.
-        None | Some(Err(_)) => return false,
-    };
-    if process_started_at(pid).is_some_and(|now| started != 0 && now != started) {
-        return false;
-    }
-    let Some(process) = process else { return true };
-    let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
-    // Readable once it has ended, also while nobody has asked how.
-    poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&at_once)) != Ok(1)
 }
 
 /// Locks a directory. A worker whose supervisor was killed lives a moment longer: so whoever meets a lock waits for that long, but once
@@ -314,15 +235,6 @@ impl DirectoryIdentity {
     }
 }
 
-/// Processes, for a sentence.
-fn named(vmms: &[i32]) -> String {
-    let numbers: Vec<String> = vmms.iter().map(|pid| format!("process {pid}")).collect();
-    if numbers.is_empty() { String::new() } else { format!(" ({})", numbers.join(", ")) }
-}
-
-/// Others may pass through a VM's directory, if the VMM is to be another user: they can neither list nor change it.
-pub const THROUGH: u32 = 0o011;
-
 /// Whether amberlog makes files of this name in a VM's directory, or has the VMM make them.
 fn is_amberlogs(name: &OsStr) -> bool {
     let Some(name) = name.to_str() else { return false };
@@ -336,7 +248,7 @@ fn is_amberlogs(name: &OsStr) -> bool {
         || is_numbered("log-", ".pool")
         || is_numbered("nvm-", ".notes")
         || is_numbered("nvm-", ".notes.new")
-        || is_numbered("log-", crate::resume::COPY_ENDING)
+        || is_numbered("log-", COPY_ENDING)
         || is_numbered("disk", ".sock")
 }
 

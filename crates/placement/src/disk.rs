@@ -1,10 +1,7 @@
 //! One disk of a VM, as its route and its VM's journals share it.
 
-use crate::keeper::{Side, Step};
 use crate::layout::DiskLayout;
-use crate::log::Log;
-use crate::nvm::NvmDisk;
-use crate::remote::RemoteOptions;
+use crate::shared_disk;
 use image_file::Stamp;
 use image_moments::Changes;
 use std::fs::File;
@@ -75,9 +72,9 @@ impl std::str::FromStr for PlacementKind {
     }
 }
 
-/// How a disk is attached.
+/// How a disk is attached, but for where its journals go beside it.
 #[derive(Clone, Debug)]
-pub struct DiskOptions {
+pub struct DiskSettings {
     /// Its name in reports and in `for=`.
     pub name: String,
     /// The image or block device.
@@ -88,10 +85,6 @@ pub struct DiskOptions {
     pub honour_flush: bool,
     /// The guest must not write to it.
     pub read_only: bool,
-    /// Its region, for placement `nvm`.
-    pub nvm: Option<Arc<NvmDisk>>,
-    /// Its journal server, for placement `remote`.
-    pub remote: Option<RemoteOptions>,
     /// How old what its guests committed may be before it is durable on storage, for placements that hold it; nothing: however old.
     pub durable_within: Option<Duration>,
     /// Where everything that is sent to the image is written down.
@@ -160,7 +153,7 @@ impl Default for Clock {
 #[derive(Debug)]
 pub struct Disk {
     /// How it is attached.
-    pub options: DiskOptions,
+    pub options: DiskSettings,
     /// What it has done.
     pub counters: DiskCounters,
     /// For what is rare and may block: scans, marks, restored blocks. The data path has the disk engine.
@@ -192,21 +185,16 @@ pub struct Disk {
     is_in_use: AtomicBool,
     /// What is wrong, in sentences.
     faults: Mutex<Vec<String>>,
-    /// Steps of keepers that this disk's thread is to carry out.
-    passed_on: Mutex<Vec<PassedOn>>,
 }
-
-/// A step that another disk's thread has passed on, and whose log it concerns.
-pub(crate) type PassedOn = (Arc<Log>, Side, Step);
 
 impl Disk {
     /// Opens the image a second time, beside the disk engine.
     ///
     /// # Errors
     /// When it cannot be opened.
-    pub fn open(options: DiskOptions) -> std::io::Result<Self> {
+    pub fn open(options: DiskSettings) -> std::io::Result<Self> {
         let file = image_file::open(&options.path, !options.read_only)?;
-        let direct = crate::remote::open_direct(&file, &options.path);
+        let direct = shared_disk::open_direct(&file, &options.path);
         let as_opened = Mutex::new(Some(Stamp::of(&file)?));
         let file = LoggedFile::new(file, options.write_log.clone());
         Ok(Disk {
@@ -229,7 +217,6 @@ impl Disk {
             was_started: AtomicBool::new(false),
             is_in_use: AtomicBool::new(false),
             faults: Mutex::default(),
-            passed_on: Mutex::default(),
         })
     }
 
@@ -270,16 +257,6 @@ impl Disk {
     /// How long its compound transactions took to be durable (`durable-within`), from the first thing that was written of each.
     pub fn compound_times(&self) -> latency::Snapshot {
         self.compound_times.lock().expect("no panic under this lock").snapshot()
-    }
-
-    /// Has this disk's thread carry out a step.
-    pub(crate) fn pass_on(&self, log: Arc<Log>, side: Side, step: Step) {
-        self.passed_on.lock().expect("no panic under this lock").push((log, side, step));
-        self.wake.wake();
-    }
-
-    pub(crate) fn take_passed_on(&self) -> Vec<PassedOn> {
-        std::mem::take(&mut *self.passed_on.lock().expect("no panic under this lock"))
     }
 
     /// Keeps a sentence that says what is wrong, for reports. The log has it already. A guest can cause any number of them: the

@@ -77,7 +77,7 @@ impl DiskRoute {
     pub fn new(journals: Arc<Journals>, disk: usize) -> Self {
         let layout = journals.disk(disk).layout();
         let layout_version = journals.disk(disk).layout_version();
-        let has_remote = journals.disks().iter().any(|disk| disk.options.remote.is_some());
+        let has_remote = (0..journals.disks().len()).any(|disk| journals.server(disk).is_some());
         DiskRoute {
             journals,
             disk,
@@ -768,7 +768,7 @@ impl Route for DiskRoute {
 
     fn woken(&mut self, plan: &mut Plan) {
         self.take_away_distrusted();
-        for (log, side, step) in self.journals.disk(self.disk).take_passed_on() {
+        for (log, side, step) in self.journals.take_passed_on(self.disk) {
             self.carry_out(&log, Steps(vec![(side, step)]), plan);
         }
         // A log may have been brought elsewhere, by the thread of another disk.

@@ -4,7 +4,7 @@
 //! It may be in three places: an area in tmpfs ([`crate::finish_directory`], found by registry or mark), a region of NVM, a journal
 //! server. Each is judged before anything is written, each can be cut off and run again, and each needs the image for itself.
 
-use crate::disk::DiskOptions;
+use crate::attached::DiskOptions;
 use crate::nvm::NvmFinished;
 use crate::remote::{RemoteRecovered, recover_remote_image};
 use recovery::{Access, Disk as Image, Error};

@@ -1,19 +1,21 @@
 //! Finishing a held log: replay it onto its home, or put it block for block where the guest's own kernel finds it.
 
-use crate::aged::next_number;
-use crate::distrust::LEFT_TO_THE_GUEST;
 use crate::mark::{MarkKind, marked_behind};
 use crate::numbers;
 use crate::scan::FoundLogPlace;
 use crate::scan::offset_of;
 use crate::stored::{Says, Stored};
 use extfs::ReadAt;
-use jbd2::{Content, HEADER_BYTES, LogRead, SUPERBLOCK_BYTES, sequence};
+use jbd2::{Content, Format, HEADER_BYTES, LogRead, Plan, SUPERBLOCK_BYTES, Superblock, sequence};
 use journal_area::{HeldLog, Location, Past};
 use recovery::{Error, HomeBounds, HomeWriter, JournalDisk, JournalPlace, LogBounds, Report, Status};
 use std::io;
 use std::time::Instant;
 use write_log::LoggedFile;
+
+/// What a report says of a log that nobody here replays.
+pub(crate) const LEFT_TO_THE_GUEST: &str = "the journal was not what it seemed, so it was not replayed: the guest's own kernel \
+                                            does that at the next mount; run e2fsck there";
 
 /// A part of an image. Once a flush of the image has failed, whoever asked for that, and of whatever part, no flush of this one ends well.
 pub(crate) struct ImagePart<'a> {
@@ -460,4 +462,22 @@ fn write_block(held: &HeldLog<'_>, place: &FoundLogPlace, journal: &LoggedFile, 
     })?;
     journal.write_all_at(&block, offset).map_err(|e| failed("writing the log to its place", e))?;
     Ok(true)
+}
+
+/// The number after the last transaction.
+pub(crate) fn next_number(held: &HeldLog<'_>, place: &FoundLogPlace, journal: &LoggedFile) -> Result<u32, Error> {
+    Ok(plan(held, place, journal)?.0.summary().walk.next_sequence())
+}
+
+/// What a replay of the held log would bring.
+pub(crate) fn plan(held: &HeldLog<'_>, place: &FoundLogPlace, journal: &LoggedFile) -> Result<(Plan, Format), Error> {
+    let mut log = LogReader { held, place, journal };
+    let mut raw = vec![0; place.block_bytes as usize];
+    log.read(0, &mut raw).map_err(|error| failed("reading the held journal", error))?;
+    let (said, format) = Superblock::parse(&raw).map_err(|error| Error::Refused(error.to_string()))?;
+    let excluded = place.own_blocks.iter().map(|range| (range.start, range.end)).collect();
+    let bounds = HomeBounds::from_parts(place.home_blocks, place.block_bytes, excluded);
+    let plan = Plan::new(&mut log, &said, &format, &|block| bounds.contains(block))
+        .map_err(|error| Error::Refused(error.to_string()))?;
+    Ok((plan, format))
 }

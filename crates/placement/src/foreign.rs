@@ -10,7 +10,6 @@
 use crate::disk::DiskCounters;
 use crate::keepers::Held;
 use crate::log::Log;
-use crate::stored;
 use block_route::segments;
 use guest_memory::MemorySlice;
 use jbd2::Superblock;
@@ -28,7 +27,7 @@ pub(crate) fn is_brought(log: &Log, open: &Superblock, was_written: bool) -> io:
         return Ok(true);
     }
     // A kernel goes on where the empty log says, or right behind it, and nothing of what it will write is there yet.
-    let stored = stored::of(log)?.superblock;
+    let stored = log.stored()?.superblock;
     let goes_on = stored.is_some_and(|stored| {
         stored.is_empty() && stored.uuid == open.uuid && open.sequence.wrapping_sub(stored.sequence) <= 1
     });

@@ -9,9 +9,8 @@
 //! directory.
 
 use crate::copies::LeftCopies;
-use crate::description::{
-    AreaDirectory, DirectoryError, LOCK, LogDescription, MEMORY, MEMORY_TAKEN, THROUGH, image_key, is_at,
-};
+use crate::description::{AreaDirectory, LOCK, LogDescription, MEMORY, MEMORY_TAKEN, image_key, is_at};
+use crate::directory_error::{DirectoryError, THROUGH};
 use crate::earlier::open_left;
 use crate::finish::{finish, leave_stored, say_why_check};
 use crate::registry::own_places;
@@ -558,7 +557,7 @@ fn bring_home(
         Verdict::Aged(..) => crate::aged::finish_aged(&found.log(), &log.place, home, journal)?,
         Verdict::Emptied => Report::of(Status::Clean).with_note("it was recovered before, or closed by its guest"),
         Verdict::HandedOver if found.log().is_distrusted() => {
-            Report::of(Status::Materialised).with_note(crate::distrust::LEFT_TO_THE_GUEST)
+            Report::of(Status::Materialised).with_note(crate::finish::LEFT_TO_THE_GUEST)
         }
         Verdict::HandedOver => {
             // Whoever handed it over may have died before its flush; from here on nothing else has it.
@@ -571,7 +570,7 @@ fn bring_home(
         let failed = |error| {
             FinishError::Failed(format!("writing the journal superblock of {}: {error}", log.home_image.display()))
         };
-        crate::distrust::remember(&log.place, journal).map_err(failed)?;
+        crate::left_to_guest::remember(&log.place, journal).map_err(failed)?;
     }
     Ok(report)
 }

@@ -5,7 +5,8 @@
 //! its files cannot be understood, the table is removed first: without it the rest is nobody's.
 //! No image is touched: its own mark, if it comes back, says that its journal is elsewhere, and nobody takes it for clean.
 
-use crate::description::{AreaDirectory, DirectoryError, LogDescription, is_at};
+use crate::description::{AreaDirectory, LogDescription, is_at};
+use crate::directory_error::DirectoryError;
 use crate::finish::dry_run;
 use crate::found::{FailedLog, FinishError, LeftLogs, give_back, open_logs};
 use jbd2::{Content, LogRead};

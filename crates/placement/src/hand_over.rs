@@ -62,7 +62,7 @@ impl Journals {
             }
             (Nvm | Retain | Copy | Storage, Nvm | Retain | Copy | Storage) => {
                 if to == Nvm {
-                    check_region(&log)?;
+                    self.check_region(&log)?;
                 }
                 if log.is_open() {
                     let is_leaving = to == Storage;
@@ -88,6 +88,24 @@ impl Journals {
         Ok(change)
     }
 
+    /// # Errors
+    /// A sentence when it cannot.
+    fn check_region(&self, log: &Log) -> io::Result<()> {
+        let name = &log.home.options.name;
+        let refuse = |reason: String| {
+            Err(io::Error::other(format!("the journal cannot go to nvm while its guest runs: {reason}")))
+        };
+        let Some(nvm) = self.region(log.home_disk) else {
+            return refuse(format!(
+                "disk {name} has no region of NVM; give it one in the configuration (placement=nvm=PATH), and start the VM anew"
+            ));
+        };
+        if log.place.is_external {
+            return refuse("a journal on a device of its own does not go to NVM".to_owned());
+        }
+        nvm.check_room(log.place.log_blocks, log.place.block_bytes).or_else(|error| refuse(error.to_string()))
+    }
+
     /// From now on what the guests of a disk commit is durable on storage within this time; nothing: with what goes home, or never.
     ///
     /// # Errors
@@ -107,7 +125,7 @@ impl Journals {
     pub fn check_can_age(&self, disk: usize, to: Option<PlacementKind>) -> io::Result<()> {
         let logs = self.logs_at_home(disk);
         if let Some(log) = logs.iter().find(|log| log.place.is_external) {
-            return Err(io::Error::other(external(log)));
+            return Err(io::Error::other(log.why_external_is_not_aged()));
         }
         let is_held = |log: &Arc<Log>| to.unwrap_or(log.wanted()).is_held() || log.placement.is_held();
         if to.is_some_and(|to| !to.is_held()) || !logs.iter().any(is_held) {
@@ -183,7 +201,7 @@ impl Journals {
         let keeper = if placement.is_held() && log.placement.is_held() {
             Arc::clone(&log.keeper)
         } else {
-            keeper_of(&self.area, log.id, placement, &log.home)
+            keeper_of(&self.area, log.id, placement, &log.home, self.region(log.home_disk))
         };
         if storage_from.is_some() {
             log.set_past_hand_over(false);
@@ -340,32 +358,6 @@ impl Journals {
 
 /// Whether a log can go to a region of NVM.
 ///
-/// # Errors
-/// A sentence when it cannot.
-fn check_region(log: &Log) -> io::Result<()> {
-    let name = &log.home.options.name;
-    let refuse =
-        |reason: String| Err(io::Error::other(format!("the journal cannot go to nvm while its guest runs: {reason}")));
-    let Some(nvm) = &log.home.options.nvm else {
-        return refuse(format!(
-            "disk {name} has no region of NVM; give it one in the configuration (placement=nvm=PATH), and start the VM anew"
-        ));
-    };
-    if log.place.is_external {
-        return refuse("a journal on a device of its own does not go to NVM".to_owned());
-    }
-    nvm.check_room(log.place.log_blocks, log.place.block_bytes).or_else(|error| refuse(error.to_string()))
-}
-
-/// Why a log with a device of its own cannot be durable by age.
-pub(crate) fn external(log: &Log) -> String {
-    format!(
-        "durable-within is not possible for disk {}: the journal of its file system at byte {} is on a device of its own; leave the \
-         option out, or give the file system an internal journal",
-        log.home.options.name, log.place.home_start
-    )
-}
-
 /// Says on storage that the log begins at `cursor`.
 fn write_superblock(log: &Log, held: &HeldLog<'_>, cursor: Tail, journal: &LoggedFile) -> io::Result<()> {
     let mut block = vec![0; log.place.block_bytes as usize];

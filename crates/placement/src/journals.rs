@@ -6,19 +6,23 @@
 //! take the mark away, after everything that it stood for is on storage.
 
 use crate::aged;
+use crate::attached::{DiskOptions, Places};
 use crate::description::{AreaDirectory, LogDescription, PIECES_DESCRIBED_MAX, WishDescription};
-use crate::disk::{Disk, DiskCounters, DiskOptions, PlacementKind};
-use crate::distrust;
-use crate::keeper::{Finished, Keeper, Side, Steps, SuperblockBlock, SuperblockWritten};
+use crate::disk::{Disk, DiskCounters, PlacementKind};
+use crate::keeper::ToSettle;
+use crate::keeper::{Finished, Keeper, Side, Step, Steps, SuperblockBlock, SuperblockWritten};
 use crate::keepers::{Shipped, keeper_of};
 use crate::layout::DiskLayout;
+use crate::left::{Left, ToMark};
+use crate::left_copy::LeftCopy;
+use crate::left_to_guest;
 use crate::log::{Log, LogState};
-use crate::nvm::ToSettle;
+use crate::nvm::NvmDisk;
 use crate::opening;
 use crate::remote::RemoteLog;
-use crate::resume::{Left, LeftCopy, ToMark};
+use crate::remote::RemoteOptions;
 use crate::scan::{self, FoundLogPlace, LeftAlone};
-use crate::stored::{self, Says, Stored};
+use crate::stored::{Says, Stored};
 use block_route::LogIndex;
 use guest_memory::VmMemory;
 use jbd2::Superblock;
@@ -78,6 +82,9 @@ struct Logs {
     next: usize,
 }
 
+/// A step that another disk's thread has passed on, and whose log it concerns.
+pub(crate) type PassedOn = (Arc<Log>, Side, Step);
+
 /// The journals of one VM.
 pub struct Journals {
     /// The area that holds them.
@@ -85,6 +92,10 @@ pub struct Journals {
     pub(crate) memory: Arc<VmMemory>,
     directory: AreaDirectory,
     disks: Vec<Arc<Disk>>,
+    /// Each disk's regions of NVM, and its journal server, if it has one.
+    places: Vec<Places>,
+    /// Steps of keepers that each disk's thread is to carry out.
+    passed_on: Vec<Mutex<Vec<PassedOn>>>,
     logs: RwLock<Logs>,
     /// One scan at a time: a scan looks at all disks. Whoever puts a log in the place of another holds it, too.
     pub(crate) scanning: Mutex<u64>,
@@ -161,10 +172,12 @@ impl Journals {
         directory: AreaDirectory,
         options: JournalsOptions,
     ) -> io::Result<Arc<Self>> {
-        let mut disks = Vec::new();
+        let (mut disks, mut places) = (Vec::new(), Vec::new());
         for disk in options.disks {
             let path = disk.path.clone();
-            let disk = Disk::open(disk).map_err(|e| {
+            let (settings, places_of) = disk.parts();
+            places.push(places_of);
+            let disk = Disk::open(settings).map_err(|e| {
                 // Of a VM that is there already, it is kept.
                 if !directory.is_adopted() {
                     directory.remove();
@@ -173,7 +186,7 @@ impl Journals {
             })?;
             disks.push(Arc::new(disk));
         }
-        for nvm in disks.iter().filter_map(|disk| disk.options.nvm.as_ref()) {
+        for nvm in places.iter().filter_map(|places| places.nvm.as_ref()) {
             nvm.note_in(directory.directory_again().map_err(io::Error::other)?);
         }
         directory.name_disks(disks.iter().map(|disk| disk.options.name.clone()).collect());
@@ -185,7 +198,9 @@ impl Journals {
             memory: Arc::clone(memory),
             directory,
             scan_soon: disks.iter().map(|_| AtomicBool::new(false)).collect(),
+            passed_on: disks.iter().map(|_| Mutex::default()).collect(),
             disks,
+            places,
             logs: RwLock::default(),
             scanning: Mutex::new(0),
             described_pages: AtomicU32::new(0),
@@ -220,7 +235,7 @@ impl Journals {
     /// brings a log, which then stays on storage. For a disk whose guest begins; what was held is recovered.
     pub(crate) fn replay_aged(&self, disk: usize) -> io::Result<()> {
         for log in self.logs_at_home(disk) {
-            if !log.is_open() && matches!(stored::of(&log)?.says, Says::Aged(..)) {
+            if !log.is_open() && matches!(log.stored()?.says, Says::Aged(..)) {
                 let report = crate::finish::finish_stored(&log.place, &log.home.file, &log.journal.file);
                 let report = report.map_err(io::Error::other)?;
                 let path = log.home.options.path.display();
@@ -235,7 +250,7 @@ impl Journals {
     pub(crate) fn check_durable_within(&self) -> io::Result<()> {
         let logs = self.logs();
         let external = logs.iter().find(|log| log.place.is_external && log.home.durable_within().is_some());
-        external.map_or(Ok(()), |log| Err(io::Error::other(crate::hand_over::external(log))))
+        external.map_or(Ok(()), |log| Err(io::Error::other(log.why_external_is_not_aged())))
     }
 
     /// In how long a keeper of a file system on this disk is to be woken. This, [`Journals::wake_due`] and [`Journals::tick`] may wait for that
@@ -275,6 +290,16 @@ impl Journals {
     /// The disk with this index.
     pub fn disk(&self, index: usize) -> &Disk {
         &self.disks[index]
+    }
+
+    /// A disk's regions of NVM, if it has some.
+    pub fn region(&self, disk: usize) -> Option<&Arc<NvmDisk>> {
+        self.places[disk].nvm.as_ref()
+    }
+
+    /// A disk's journal server, if it has one.
+    pub(crate) fn server(&self, disk: usize) -> Option<&RemoteOptions> {
+        self.places[disk].remote.as_ref()
     }
 
     /// All disks.
@@ -572,9 +597,20 @@ impl Journals {
 
     fn pass_on(&self, log: &Arc<Log>, steps: Steps) {
         for (side, step) in steps.0 {
-            let disk = if side == Side::Home { &log.home } else { &log.journal };
-            disk.pass_on(Arc::clone(log), side, step);
+            let disk = if side == Side::Home { log.home_disk } else { log.journal_disk };
+            self.pass_on_to(disk, (Arc::clone(log), side, step));
         }
+    }
+
+    /// Has a disk's thread carry out a step.
+    pub(crate) fn pass_on_to(&self, disk: usize, step: PassedOn) {
+        self.passed_on[disk].lock().expect("no panic under this lock").push(step);
+        self.disk(disk).wake.wake();
+    }
+
+    /// Steps that this disk's thread is to carry out.
+    pub(crate) fn take_passed_on(&self, disk: usize) -> Vec<PassedOn> {
+        std::mem::take(&mut *self.passed_on[disk].lock().expect("no panic under this lock"))
     }
 
     /// Of logs that are left alone, those that go on until their guests close them: somebody has one open, or may go on with it without a word, or an
@@ -752,7 +788,8 @@ impl Journals {
         let state = Arc::new(LogState::new(
             wish.as_ref().map_or(if is_distrusted { placement } else { configured }, |wish| wish.placement),
         ));
-        let keeper = shipped.unwrap_or_else(|| keeper_of(&self.area, id, placement, &home));
+        let keeper =
+            shipped.unwrap_or_else(|| keeper_of(&self.area, id, placement, &home, self.region(place.home_disk)));
         let mut logs = self.logs.write().expect("no panic under this lock");
         let log = Arc::new(Log {
             id,
@@ -799,7 +836,7 @@ impl Journals {
         number: u64,
         copy: Option<LeftCopy>,
     ) -> io::Result<Option<Arc<dyn Keeper>>> {
-        let Some(options) = &home.options.remote else {
+        let Some(options) = self.server(place.home_disk) else {
             LeftCopy::refuse_if_open(copy.as_ref(), "has no server")?;
             return Ok(None);
         };
@@ -939,7 +976,7 @@ impl Journals {
         self.recover_disk(disk)?;
         for log in self.logs().into_iter().filter(|log| log.home_disk == disk || log.journal_disk == disk) {
             if log.is_distrusted() {
-                distrust::remember(&log.place, &log.journal.file)?;
+                left_to_guest::remember(&log.place, &log.journal.file)?;
             }
             if log.is_held_open() || self.area.owed(log.id).blocks > 0 {
                 return Err(io::Error::other(format!(
@@ -1083,7 +1120,7 @@ impl Journals {
             let _one_at_a_time = self.scanning.lock().expect("no panic under this lock");
             self.put(log, PlacementKind::Storage, None);
             if is_vm_gone {
-                distrust::remember_or_complain(log);
+                left_to_guest::remember_or_complain(log);
             }
         }
         match finished {

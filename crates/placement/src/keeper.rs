@@ -46,10 +46,9 @@
 //!
 //! Failure story: a step that failed comes back with `is_ok` false. What the guest is told then is the keeper's to say.
 
+use crate::durability_report::DurabilityReport;
 use crate::log::Log;
-use crate::nvm::{TakenUp, ToSettle};
-use crate::remote::RemoteReport;
-use crate::report::DurabilityReport;
+use crate::remote::report::RemoteReport;
 use block_route::{Buffer, RequestId, RequestKind, Status};
 use guest_memory::MemorySlice;
 use journal_area::{Doubt, NotHome, Opening, Source};
@@ -57,6 +56,20 @@ use recovery::Report;
 use std::io;
 use std::ops::Range;
 use std::time::Duration;
+
+/// What has come of a log whose worker has died.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum TakenUp {
+    /// No region has it: it is as storage says.
+    AsStored,
+    /// It is open, in its region.
+    Open,
+    /// It is in its own place, begins with this transaction, and is not what it seemed.
+    Left(u32),
+}
+
+/// What is to be done to storage, and then to a region, before the guest is served.
+pub(crate) type ToSettle = Box<dyn FnOnce() -> io::Result<()> + Send>;
 
 /// One of the two disks that concern a log; they may be the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

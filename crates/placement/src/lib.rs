@@ -16,11 +16,14 @@
 
 mod adopt;
 mod aged;
+mod attached;
 mod copies;
 mod description;
+mod directory_error;
 mod disk;
 mod disk_route;
 mod distrust;
+mod durability_report;
 mod earlier;
 mod finish;
 mod flush;
@@ -28,33 +31,42 @@ mod followed;
 mod foreign;
 mod found;
 mod given_up;
+mod going_on;
 mod hand_over;
+mod held_mark;
 mod journals;
 mod keeper;
 mod keepers;
 mod layout;
+mod left;
+mod left_copy;
+mod left_to_guest;
 mod log;
 mod mark;
 mod numbers;
 mod nvm;
 mod opening;
 mod owed;
+mod processes;
 mod registry;
 mod remote;
 mod report;
 mod resume;
 mod scan;
+mod shared_disk;
 mod stored;
 mod unannounced;
 mod watch;
 
+pub use attached::DiskOptions;
 pub use copies::finish_copies;
 pub use description::{
-    AreaDirectory, Description, DirectoryError, DirectoryIdentity, ImageDescription, LogDescription, MEMORY,
-    THROUGH as PASSED_THROUGH, living_vmms, process_lives, process_started_at,
+    AreaDirectory, Description, DirectoryIdentity, ImageDescription, LogDescription, MEMORY, living_vmms,
 };
-pub use disk::{Disk, DiskCounters, DiskOptions, PlacementKind};
+pub use directory_error::{DirectoryError, THROUGH as PASSED_THROUGH};
+pub use disk::{Disk, DiskCounters, DiskSettings, PlacementKind};
 pub use disk_route::DiskRoute;
+pub use durability_report::DurabilityReport;
 pub use earlier::{Brought, finish_earlier};
 pub use found::{
     FailedLog, Finish, FinishError, FinishedLog, finish_directory, finish_directory_into, remove_finished, sweep,
@@ -62,17 +74,19 @@ pub use found::{
 };
 pub use given_up::{GivenUp, Loss, give_up, losses};
 pub use hand_over::Change;
+pub use held_mark::HeldMark;
 pub use journal_area::{AreaMemory, HotPages};
 pub use journals::{Journals, JournalsOptions, TraceKind, Tracer};
 pub use log::Log;
-pub use mark::{HeldMark, MarkKind};
+pub use mark::MarkKind;
 pub use nvm::{ManyAppends, NvmDisk, NvmFinished, NvmOptions, NvmReport, is_mark, recover_image};
 pub use owed::{
     LostLog, Owed, area_of_marked, elsewhere, forget_left_guest, held_by_another, left_guest, note_left_guest, owed,
 };
+pub use processes::{process_lives, process_started_at};
 pub use registry::{LeftGuest, is_registered_in, own_place, own_places};
 pub use remote::{
     MarkFound, RemoteMark, RemoteOptions, RemoteRecovered, RemoteReport, recover_remote_image, remote_epoch_of_image,
 };
-pub use report::{CountersReport, DiskReport, DurabilityReport, ProtectionReport, VmReport};
+pub use report::{CountersReport, DiskReport, ProtectionReport, VmReport};
 pub use stored::{Elsewhere, Says, Stored};

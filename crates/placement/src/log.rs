@@ -7,6 +7,7 @@ use crate::disk::{Disk, PlacementKind};
 use crate::keeper::Keeper;
 use crate::mark::MarkKind;
 use crate::scan::FoundLogPlace;
+use crate::stored::Stored;
 use crate::unannounced::Unannounced;
 use block_route::LogIndex;
 use journal_area::{LogId, Opening};
@@ -138,6 +139,25 @@ pub struct Log {
 }
 
 impl Log {
+    /// What storage says of it.
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    pub(crate) fn stored(&self) -> io::Result<Stored> {
+        let mut raw = [0; jbd2::SUPERBLOCK_BYTES];
+        self.journal.file.read_exact_at(&mut raw, self.place_of(0)?)?;
+        Ok(Stored::read(&raw))
+    }
+
+    /// Why one with a device of its own cannot be durable by age.
+    pub(crate) fn why_external_is_not_aged(&self) -> String {
+        format!(
+            "durable-within is not possible for disk {}: the journal of its file system at byte {} is on a device of its own; leave the \
+             option out, or give the file system an internal journal",
+            self.home.options.name, self.place.home_start
+        )
+    }
+
     /// Where it and its file system are.
     pub fn place(&self) -> &FoundLogPlace {
         &self.place

@@ -14,9 +14,8 @@
 //! journal: mke2fs and `tune2fs -O ^has_journal` remove it. It lies in front of the others (bytes 0x60 to 0x6B): what the superblock says
 //! of a server's logs has to outlive it, or the log on the server would be taken for that of a younger disk.
 
-use crate::remote::RemoteMark;
-use crate::stored::{MARK_ERRNO, Says, Stored};
-use jbd2::{SUPERBLOCK_BYTES, Superblock, SuperblockEdit};
+use crate::remote::mark::RemoteMark;
+use jbd2::{ERRNO_EIO, SUPERBLOCK_BYTES, Superblock, SuperblockEdit};
 use journal_area::Opening;
 use std::io;
 
@@ -38,19 +37,6 @@ pub enum MarkKind {
     Nvm,
     /// The log is held in tmpfs, and beside it storage is made durable by age: what storage has is a file system by itself.
     Aged,
-}
-
-/// What a journal superblock on storage says of a log that is not there.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum HeldMark {
-    /// Nothing: what is on storage is all there is.
-    None,
-    /// An empty log, and an error: an earlier amberlog's mark, or something else.
-    Plain,
-    /// Ours.
-    Ours(MarkKind, Opening),
-    /// A log that is on storage, and that nobody but its guest's own kernel may replay: the books were proven wrong.
-    LeftToGuest,
 }
 
 /// The superblock that goes to storage: an empty log that an error happened to, and a mark.
@@ -82,7 +68,7 @@ pub(crate) fn marked_behind(
         .map_err(io::Error::other)?
         .start(0)
         .sequence(sequence)
-        .errno(if errno == 0 { MARK_ERRNO } else { errno })
+        .errno(if errno == 0 { ERRNO_EIO } else { errno })
         .seal();
     Ok(bytes)
 }
@@ -166,22 +152,6 @@ fn with_mark(block: &[u8], kind: MarkKind, opening: &Opening, sequence: u32) -> 
     bytes
 }
 
-impl HeldMark {
-    /// What a superblock from storage says of memory: a column of the table in `stored`.
-    pub fn read(block: &[u8]) -> HeldMark {
-        let stored = Stored::read(block);
-        match (stored.says, stored.superblock) {
-            (Says::Held(opening), _) => HeldMark::Ours(MarkKind::Held, opening),
-            (Says::Aged(opening, _), _) => HeldMark::Ours(MarkKind::Aged, opening),
-            (Says::Dropped(opening), _) => HeldMark::Ours(MarkKind::Dropped, opening),
-            (Says::Nvm(opening), _) => HeldMark::Ours(MarkKind::Nvm, opening),
-            (Says::LeftToGuest(_), _) => HeldMark::LeftToGuest,
-            (_, Some(superblock)) if superblock.is_empty() && superblock.errno != 0 => HeldMark::Plain,
-            _ => HeldMark::None,
-        }
-    }
-}
-
 /// The mark that lies in a superblock, if it is whole and was written for its `s_sequence`.
 pub(crate) fn of_this_sequence(block: &[u8], superblock: &Superblock) -> Option<(MarkKind, Opening)> {
     lying_in(block).filter(|(.., sequence)| *sequence == superblock.sequence).map(|(kind, opening, _)| (kind, opening))
@@ -210,6 +180,7 @@ pub(crate) fn lying_in(block: &[u8]) -> Option<(MarkKind, Opening, u32)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::held_mark::HeldMark;
 
     fn superblock() -> Vec<u8> {
         let mut block = vec![0u8; 4096];
@@ -227,7 +198,7 @@ mod tests {
             assert_eq!(HeldMark::read(&marked), HeldMark::Ours(kind, opening));
             assert_eq!(crate::remote::RemoteMark::read(&marked), crate::remote::MarkFound::None, "it is no server's");
             let decoded = Superblock::decode(&marked).expect("a superblock");
-            assert!(decoded.is_empty() && decoded.errno == MARK_ERRNO && decoded.sequence == 77);
+            assert!(decoded.is_empty() && decoded.errno == ERRNO_EIO && decoded.sequence == 77);
             for bit in 0..BYTES * 8 {
                 let mut damaged = marked.clone();
                 damaged[OFFSET + bit / 8] ^= 1 << (bit % 8);

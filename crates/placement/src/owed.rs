@@ -5,11 +5,13 @@
 //! Nothing is changed here.
 
 use crate::copies::LeftCopies;
-use crate::description::{AreaDirectory, DirectoryError, ImageDescription, LogDescription, image_key};
-use crate::disk::{Disk, DiskOptions, PlacementKind};
+use crate::description::{AreaDirectory, ImageDescription, LogDescription, image_key};
+use crate::directory_error::DirectoryError;
+use crate::disk::{Disk, DiskSettings, PlacementKind};
 use crate::finish::dry_run_held;
 use crate::found::{FinishError, area_opened_as, open_logs};
-use crate::mark::{HeldMark, MarkKind};
+use crate::held_mark::HeldMark;
+use crate::mark::MarkKind;
 use crate::registry::{
     LeftGuest, find_left, foreign_entries, forget_left, has_opening, note_left, own_place, own_places,
 };
@@ -249,14 +251,12 @@ fn marks(images: &[&Path]) -> io::Result<Vec<LostLog>> {
 
 /// An image as a disk that is only looked at.
 fn look_at(image: &Path) -> io::Result<Arc<Disk>> {
-    let disk = Disk::open(DiskOptions {
+    let disk = Disk::open(DiskSettings {
         name: image.display().to_string(),
         path: image.to_path_buf(),
         placement: PlacementKind::Storage,
         honour_flush: true,
         read_only: true,
-        nvm: None,
-        remote: None,
         durable_within: None,
         write_log: None,
     })?;

@@ -14,7 +14,8 @@
 //! Beside these, images of which nothing is held are noted while their guest waits for another daemon (`amberlog detach`): nobody has them
 //! locked then, and that guest does not survive that somebody else writes to them. Such an entry counts for as long as the process lives.
 
-use crate::description::{DirectoryError, THROUGH, process_lives};
+use crate::directory_error::{DirectoryError, THROUGH};
+use crate::processes::process_lives;
 use own_files::{How, OwnDirectory};
 use rustix::fs::{FileType, OFlags};
 use serde::{Deserialize, Serialize};

@@ -32,6 +32,7 @@ use crate::description::{AreaDirectory, Description, LogDescription, WishDescrip
 use crate::disk::PlacementKind;
 use crate::finish::StoredLog;
 use crate::journals::{Journals, JournalsOptions};
+use crate::left::{Left, ToMark, Wish};
 use crate::log::{Log, Marked};
 use crate::mark::MarkKind;
 use crate::numbers;
@@ -48,37 +49,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 mod remote;
-
-pub(crate) use remote::{COPY_ENDING, LeftCopy};
-
-/// What an earlier worker has written down, as far as nobody has taken it up.
-#[derive(Debug, Default)]
-pub(crate) struct Left {
-    pub logs: Vec<LogDescription>,
-    wishes: Vec<WishDescription>,
-}
-
-/// What an earlier worker was told of a log.
-#[derive(Clone, Debug)]
-pub(crate) struct Wish {
-    pub placement: PlacementKind,
-    pub is_distrusted: bool,
-    pub storage_from: Option<u32>,
-    /// See [`LeftCopy`].
-    pub copy: Option<String>,
-    /// See [`crate::unannounced`].
-    pub may_go_on_unannounced: bool,
-}
-
-/// A log that was made durable by age, and that storage is to call one that is only held.
-#[derive(Debug)]
-pub(crate) struct ToMark {
-    log: Arc<Log>,
-    superblock: Vec<u8>,
-    /// The first number that no compound has.
-    number: u32,
-    opening: Opening,
-}
 
 /// In the midst of what a worker has died.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -483,7 +483,7 @@ fn two_file_systems_of_a_disk_have_a_region_each() {
         assert_eq!(rig.request(RequestKind::Write, at, &mut content(which as u8)), 0);
     }
     // A checkpoint is of both.
-    rig.journals.disk(0).options.nvm.as_ref().expect("regions").request_checkpoint();
+    rig.journals.region(0).expect("regions").request_checkpoint();
     let mut plan = Plan::default();
     rig.route.woken(&mut plan);
     rig.carry_out(plan);

@@ -1326,7 +1326,7 @@ fn a_guest_that_was_left_goes_on_from_storage() {
     let another = |rig: &Rig, name: &str| {
         let (directory, options) = (rig.directory.path(), rig.journals.disk(0).options.clone());
         let area = AreaDirectory::create(&directory.join(name), &directory.join("registry")).expect("a directory");
-        let options = JournalsOptions { disks: vec![options], budget_bytes: 64 << 20, tracer: None };
+        let options = JournalsOptions { disks: vec![options.into()], budget_bytes: 64 << 20, tracer: None };
         Journals::new(&VmMemory::new(), area, options).expect("journals")
     };
     another(&rig, "before").adopt().expect("an empty log without a mark");

@@ -8,7 +8,7 @@
 use super::apparmor;
 use super::domain::socket;
 use super::xml::{self, Element};
-use crate::serve::ask::{CONTROL, Daemon, default_run};
+use crate::client::{CONTROL, Daemon, default_run};
 use anyhow::{Context, ensure};
 use clap::Args;
 use serde_json::{Value, json};

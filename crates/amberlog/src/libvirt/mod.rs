@@ -8,10 +8,11 @@ mod domain;
 mod hook;
 mod xml;
 
+use crate::client::Daemon;
 use crate::exit;
-use crate::serve::ask::{Daemon, print};
 use anyhow::{Context, bail, ensure};
 use clap::{Args, Subcommand};
+use command_line::output::text as print;
 use domain::{BackEnd, BackEndDisk};
 use serde_json::{Value, json};
 use std::io::Write;

@@ -1,7 +1,7 @@
 //! What `amberlog top` shows of disks that are busy: requests a second, and how long they took, since the last look.
 
 use super::snapshot;
-use crate::serve::ask::text;
+use crate::client::text;
 use serde_json::Value;
 
 /// What is shown: the head of the column and where the histogram stands in the disk's entry.

@@ -7,10 +7,11 @@
 //! What may be read and written is another thing for whoever checks (root, mostly) than for a daemon with a user of its own, in a file
 //! system of its own (ReadWritePaths=, ProtectHome= of its unit). So a daemon that is there is asked to look.
 
-use super::ask::Daemon;
 use super::config::{Config, VmConfig};
+use crate::client::Daemon;
 use crate::metrics::endpoint::Address;
 use crate::raw::KnownRaw;
+use crate::vm::in_memory::not_in_memory;
 use own_files::OwnDirectory;
 use rustix::fs::Access;
 use serde::{Deserialize, Serialize};
@@ -20,8 +21,6 @@ use std::fs::Metadata;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 
-/// `TMPFS_MAGIC` and `RAMFS_MAGIC` of statfs(2).
-const IN_MEMORY: [i64; 2] = [0x0102_1994, 0x8584_58f6];
 /// Images may be on storage that is slow to say what is there.
 const DAEMON_PATIENCE_S: u64 = 20;
 
@@ -274,18 +273,6 @@ fn notes(config: &Config) -> Vec<String> {
         ));
     }
     notes
-}
-
-/// What follows when a directory for guest memory is not in memory.
-pub fn not_in_memory(shm: &Path) -> Option<String> {
-    let existing = shm.ancestors().find(|ancestor| ancestor.is_dir())?;
-    let kind = rustix::fs::statfs(existing).ok()?.f_type;
-    (!IN_MEMORY.contains(&kind)).then(|| {
-        format!(
-            "{} is on no tmpfs: the guests' memory is written to that storage, which costs what amberlog saves; name a tmpfs (shm)",
-            shm.display()
-        )
-    })
 }
 
 #[cfg(test)]

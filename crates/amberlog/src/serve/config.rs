@@ -27,7 +27,7 @@ const SOCKET_PATH_MAX: usize = 108;
 struct File {
     #[serde(default = "placement::own_place")]
     shm: PathBuf,
-    #[serde(default = "super::ask::default_run")]
+    #[serde(default = "crate::client::default_run")]
     run: PathBuf,
     reports: Option<PathBuf>,
     #[serde(default)]

@@ -3,22 +3,22 @@
 //! Only the daemon's own user can ask (mode 0600); all the same everything is bounded: the line, the time to
 //! send it, the number of askers at once.
 
+use super::asked::{Asked, DiskChange};
 use super::check::Found;
 use super::config::Config;
 use super::memory::HostMemory;
+use super::slots::{Slots, find, living};
 use super::supervised::{DoesNotServe, Supervised};
-use super::work::{Asked, DiskChange};
 use crate::vm::Bounds;
 use anyhow::Context;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// Bytes of a question.
@@ -29,23 +29,6 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const ASKERS_MAX: usize = 32;
 /// Of these, whoever may have to wait for hours: somebody else may have to say that the power has failed.
 const LONG_MAX: usize = 24;
-
-/// The VMs by name, as the daemon has them at the moment.
-pub type Slots = Arc<Mutex<BTreeMap<String, Arc<Supervised>>>>;
-
-/// Those that are not over. The lock on all of them is not held while one of them is asked: a VM that is slow to say it keeps nobody from
-/// the others, nor the watchdog from saying that the daemon lives.
-pub fn living(slots: &Slots) -> Vec<(String, Arc<Supervised>)> {
-    let all = slots.lock().expect("no panic under this lock").clone();
-    all.into_iter().filter(|(_, slot)| !slot.is_over()).collect()
-}
-
-/// The one of this name, if it is not over; in the same way.
-fn find(slots: &Slots, name: &str) -> anyhow::Result<Arc<Supervised>> {
-    let slot = slots.lock().expect("no panic under this lock").get(name).cloned();
-    let slot = slot.filter(|slot| !slot.is_over());
-    slot.with_context(|| format!("there is no vm {name} in the configuration"))
-}
 
 #[derive(Deserialize)]
 #[serde(tag = "command", rename_all = "kebab-case", deny_unknown_fields)]

@@ -4,7 +4,7 @@
 //! and storage is flushed: what is in the images is the state of the last commit. The guest waits, and goes on by itself when the
 //! time is up, whoever died meanwhile. Must never: hold a guest beyond that time. Failure story: what cannot be held is let go at once.
 
-use super::slot::Live;
+use super::live::Live;
 use anyhow::{Context, ensure};
 use std::io;
 use std::time::{Duration, Instant};

@@ -12,20 +12,17 @@
 //! it cannot be told is said, and the guest goes on.
 
 use super::config::{Config, VmConfig};
+use crate::vm::as_left::{AsLeft, LeftImage, LeftImages};
 use crate::vm::watched::Watched;
 use anyhow::Context;
-use image_file::Stamp;
 use own_files::OwnDirectory;
 use serde::{Deserialize, Serialize};
 use std::fs::File;
-use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 const NOTE: &str = "left";
 /// A configuration is the most of it.
 const BYTES_MAX: u64 = 1 << 20;
-/// Of a file system, and of a journal.
-const SUPERBLOCK_BYTES: usize = 1024;
 
 #[derive(Debug, Serialize, Deserialize)]
 struct Note {
@@ -34,114 +31,7 @@ struct Note {
     started: u64,
     /// The configuration that it was served with.
     configuration: String,
-    images: Vec<Image>,
-}
-
-/// An image, which file it was, and what it looked like.
-#[derive(Debug, Serialize, Deserialize)]
-struct Image {
-    path: PathBuf,
-    device: u64,
-    inode: u64,
-    block_device: u64,
-    /// Nothing in a note of an earlier amberlog.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    as_left: Option<AsLeft>,
-}
-
-/// An image as it was left.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct AsLeft {
-    /// After the last flush.
-    stamp: Stamp,
-    /// Where superblocks were, and the sums of their bytes ([`image_file::sum`]).
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    superblocks: Vec<(u64, u64)>,
-    /// A flush of it has failed, and its guest was not told.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    untold: Option<String>,
-    /// No driver of its guest has used it: the guest may have no such disk.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    is_unused: bool,
-    /// Where file systems begin whose guest may go on with a journal that storage says is empty: it was suspended, perhaps.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    may_go_on: Vec<u64>,
-}
-
-impl AsLeft {
-    /// What an image looks like that nobody here writes to any more, with superblocks at these places; and whether its guest is still to
-    /// be told of a flush that has failed.
-    ///
-    /// # Errors
-    /// When it cannot be read.
-    pub fn look(image: &File, superblocks: &[u64], untold: Option<String>) -> anyhow::Result<Self> {
-        let sums = superblocks.iter().map(|at| Ok((*at, sum_at(image, *at)?))).collect::<std::io::Result<_>>()?;
-        Ok(AsLeft { stamp: Stamp::of(image)?, superblocks: sums, untold, is_unused: false, may_go_on: Vec::new() })
-    }
-
-    /// The same of an image that no driver of its guest has used, if that is so.
-    #[must_use]
-    pub fn unused(self, is_unused: bool) -> Self {
-        AsLeft { is_unused, ..self }
-    }
-
-    /// The same, with the file systems whose guest may go on though their journals are empty.
-    #[must_use]
-    pub fn going_on(self, may_go_on: Vec<u64>) -> Self {
-        AsLeft { may_go_on, ..self }
-    }
-}
-
-/// Of a superblock; of what there is of it.
-fn sum_at(image: &File, at: u64) -> std::io::Result<u64> {
-    let mut bytes = [0; SUPERBLOCK_BYTES];
-    let read = image.read_at(&mut bytes, at)?;
-    Ok(image_file::sum(&bytes[..read]))
-}
-
-impl Image {
-    fn of(path: &Path, file: &File, as_left: Option<AsLeft>) -> anyhow::Result<Self> {
-        let is = file.metadata().with_context(|| format!("looking for {}", path.display()))?;
-        Ok(Image { path: path.to_owned(), device: is.dev(), inode: is.ino(), block_device: is.rdev(), as_left })
-    }
-
-    /// Why it is not what the guest of that process had.
-    fn check(&self, pid: i32) -> anyhow::Result<()> {
-        let path = self.path.display();
-        let file =
-            File::open(&self.path).with_context(|| format!("opening {path}, which the guest of process {pid} has"))?;
-        let is = file.metadata().with_context(|| format!("looking for {path}"))?;
-        anyhow::ensure!(
-            (is.dev(), is.ino(), is.rdev()) == (self.device, self.inode, self.block_device),
-            "{path} is another file than the one that the guest of process {pid} has: put that one back in its place, or end that process"
-        );
-        let Some(as_left) = &self.as_left else {
-            log::warn!("{path}: the amberlog that left it was an earlier one, and did not note what it looked like");
-            return Ok(());
-        };
-        self.check_stamp(as_left, &file, pid)?;
-        for (at, sum) in &as_left.superblocks {
-            let now = sum_at(&file, *at).with_context(|| format!("reading {path}"))?;
-            anyhow::ensure!(now == *sum, "{}", self.refusal(pid, &format!("has another superblock at byte {at} now")));
-        }
-        Ok(())
-    }
-
-    fn check_stamp(&self, as_left: &AsLeft, file: &File, pid: i32) -> anyhow::Result<()> {
-        let now = Stamp::of(file).with_context(|| format!("looking at {}", self.path.display()))?;
-        match as_left.stamp.became(&now) {
-            None => Ok(()),
-            Some(what) => anyhow::bail!("{}", self.refusal(pid, &what)),
-        }
-    }
-
-    fn refusal(&self, pid: i32, what: &str) -> String {
-        format!(
-            "{} {what}, while the guest of process {pid} was left without a daemon: that guest would write what it has in memory over it, and \
-             is not served any more; end that process, and the image is served as it is",
-            self.path.display()
-        )
-    }
+    images: Vec<LeftImage>,
 }
 
 fn open(sockets: &Path) -> Result<OwnDirectory, own_files::Error> {
@@ -159,7 +49,7 @@ pub fn write<'a>(
 ) -> anyhow::Result<()> {
     let started = placement::process_started_at(pid).unwrap_or_default();
     anyhow::ensure!(placement::process_lives(pid, started), "process {pid} has ended");
-    let images = images.into_iter().map(|(path, file, as_left)| Image::of(path, file, Some(as_left)));
+    let images = images.into_iter().map(|(path, file, as_left)| LeftImage::of(path, file, Some(as_left)));
     let images = images.collect::<anyhow::Result<_>>()?;
     let note = Note { pid, started, configuration: config.source.to_string(), images };
     Ok(open(&config.sockets)?.write(NOTE, &serde_json::to_vec(&note)?)?)
@@ -170,47 +60,8 @@ pub fn write<'a>(
 pub struct Before {
     /// The configuration.
     pub config: VmConfig,
-    pid: i32,
-    images: Vec<Image>,
-}
-
-impl Before {
-    /// Whether the images, which are locked by now, in order, are still as they were left.
-    ///
-    /// # Errors
-    /// When one is not.
-    pub fn check<'a>(&self, files: impl Iterator<Item = &'a File>) -> anyhow::Result<()> {
-        for (image, file) in self.images.iter().zip(files) {
-            if let Some(as_left) = &image.as_left {
-                image.check_stamp(as_left, file, self.pid)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Which images, in their order, a driver of the guest has used, for all that is known.
-    pub fn used(&self) -> Vec<bool> {
-        self.images.iter().map(|image| !image.as_left.as_ref().is_some_and(|as_left| as_left.is_unused)).collect()
-    }
-
-    /// Of each image, by its place in the order, the file systems whose guest may go on though their journals are empty.
-    pub fn going_on(&self) -> impl Iterator<Item = (usize, &[u64])> {
-        self.images
-            .iter()
-            .enumerate()
-            .filter_map(|(index, image)| Some((index, &image.as_left.as_ref()?.may_go_on[..])))
-    }
-
-    /// Of which images, by their place in the order, the guest is to be told that a flush has failed.
-    pub fn untold(&self) -> impl Iterator<Item = (usize, &str)> {
-        self.images.iter().enumerate().filter_map(|(index, image)| Some((index, image.untold()?)))
-    }
-}
-
-impl Image {
-    fn untold(&self) -> Option<&str> {
-        self.as_left.as_ref()?.untold.as_deref()
-    }
+    /// Its images, as they were left.
+    pub images: LeftImages,
 }
 
 /// Who was left.
@@ -267,7 +118,8 @@ pub fn find(config: &VmConfig) -> anyhow::Result<Left> {
     let served = Config::parse(&note.configuration)
         .and_then(|mut served| served.vms.remove(name).context("the VM is not in it"))
         .with_context(|| format!("the configuration with which process {} was served", note.pid))?;
-    Ok(Left::Waits(note.pid, watched, Some(Box::new(Before { config: served, pid: note.pid, images: note.images }))))
+    let images = LeftImages { pid: note.pid, images: note.images };
+    Ok(Left::Waits(note.pid, watched, Some(Box::new(Before { config: served, images }))))
 }
 
 /// The process that was left, if it lives, whatever became of its images.
@@ -315,6 +167,7 @@ pub fn forget(sockets: &Path) -> anyhow::Result<()> {
 mod tests {
     use super::*;
     use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::fs::{FileExt, MetadataExt};
 
     /// A VM with these images, and sockets in `directory`.
     fn config(directory: &Path, images: &[&Path]) -> VmConfig {
@@ -391,7 +244,7 @@ mod tests {
         left_at(&before, pid, None).expect("it lives");
         let Left::Waits(found, _, Some(served)) = find() else { panic!("it waits") };
         assert_eq!((found, &served.config), (pid, &before));
-        assert_eq!((served.untold().count(), untold(directory.path())), (0, vec![]));
+        assert_eq!((served.images.untold().count(), untold(directory.path())), (0, vec![]));
         // Another file is none of its disks.
         std::fs::rename(&first, directory.path().join("kept")).expect("renamed");
         std::fs::write(&first, "another image").expect("written");
@@ -426,7 +279,7 @@ mod tests {
         left_at(&served, process.pid(), None).expect("it lives");
         let Left::Waits(_, _, Some(before)) = find(&served).expect("as it was") else { panic!("it waits") };
         let opened = File::options().read(true).write(true).open(&image).expect("opened");
-        before.check([&opened].into_iter()).expect("as it was");
+        before.images.check([&opened].into_iter()).expect("as it was");
         let changed = opened.metadata().and_then(|metadata| metadata.modified()).expect("its time");
         // A restored backup, of the same size.
         std::fs::copy(&image, directory.path().join("backup")).expect("copied");
@@ -438,10 +291,10 @@ mod tests {
         {
             assert!(why.contains(part), "{why}");
         }
-        assert!(before.check([&opened].into_iter()).is_err(), "seen when it is locked, too");
+        assert!(before.images.check([&opened].into_iter()).is_err(), "seen when it is locked, too");
         // Whoever sets the time back (rsync -t) is seen by what he wrote.
         opened.set_modified(changed).expect("set");
-        before.check([&opened].into_iter()).expect("by its time it is as it was");
+        before.images.check([&opened].into_iter()).expect("by its time it is as it was");
         assert!(matches!(find(&served), Ok(Left::Waits(..))), "and by its bytes");
         opened.write_all_at(&[2], 1024 + 1000).expect("written");
         opened.set_modified(changed).expect("set");
@@ -483,7 +336,7 @@ mod tests {
         let process = Process::new();
         left_at(&served, process.pid(), Some("flushing failed")).expect("it lives");
         let Ok(Left::Waits(_, _, Some(before))) = find(&served) else { panic!("it waits") };
-        assert_eq!(before.untold().collect::<Vec<_>>(), [(0, "flushing failed"), (1, "flushing failed")]);
+        assert_eq!(before.images.untold().collect::<Vec<_>>(), [(0, "flushing failed"), (1, "flushing failed")]);
         assert_eq!(untold(directory.path()), ["vm one, flushing failed", "vm one, flushing failed"]);
     }
 
@@ -501,7 +354,7 @@ mod tests {
         let left = (0..2).map(|index| (images[index].as_path(), &opened[index], look(index)));
         write(&served, process.pid(), left).expect("it lives");
         let Ok(Left::Waits(_, _, Some(before))) = find(&served) else { panic!("it waits") };
-        assert_eq!(before.used(), [true, false]);
+        assert_eq!(before.images.used(), [true, false]);
     }
 
     /// A note of 0.2 before it said what images looked like: which file each is still counts.
@@ -525,7 +378,7 @@ mod tests {
         };
         note(is.ino());
         let Ok(Left::Waits(_, _, Some(before))) = find(&served) else { panic!("it waits") };
-        assert_eq!(before.used(), [true], "for all that is known");
+        assert_eq!(before.images.used(), [true], "for all that is known");
         note(is.ino() + 1);
         assert!(find(&served).expect_err("refused").to_string().contains("is another file"));
     }

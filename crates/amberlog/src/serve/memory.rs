@@ -5,9 +5,9 @@
 //! story: a worker that does not answer counts with what it held last, and is asked again when it has answered or given up; one
 //! that follows another hears its room with the next question. Without this thread each VM has its own budget, and no more.
 
-use super::control::{Slots, living};
+use super::asked::Asked;
+use super::slots::{Slots, living};
 use super::supervised::Supervised;
-use super::work::Asked;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};

@@ -13,6 +13,7 @@
 
 mod access;
 pub mod ask;
+mod asked;
 pub mod check;
 mod config;
 mod control;
@@ -22,30 +23,35 @@ mod disks;
 mod freeze;
 mod inherited;
 pub mod left;
+mod live;
 mod memory;
 mod moving;
 mod notify;
 mod power;
 mod shutdown;
 mod slot;
+mod slots;
 pub mod snapshot;
 mod supervised;
 mod words;
 pub mod work;
 
+use crate::client;
 use crate::exit;
 use crate::metrics::endpoint::{Endpoint, Source};
 use crate::supervisor::Charge;
 use crate::vm::die_of_panics;
 use anyhow::Context;
+use asked::DiskChange;
 use command_line::print_line;
 use config::Config;
-use control::{Control, Slots};
+use control::Control;
 use memory::HostMemory;
 use notify::{InStore, Manager};
 use own_files::OwnDirectory;
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
+use slots::Slots;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -58,7 +64,6 @@ use std::time::{Duration, Instant};
 use supervised::{By, Supervised, Wish};
 use supervision::depot::Taken;
 use supervision::{Opened, Shelf, Store};
-use work::DiskChange;
 
 /// How long the VMs may take to be on storage before the daemon leaves them.
 const LEAVING_PATIENCE: Duration = Duration::from_secs(60);
@@ -120,7 +125,7 @@ fn own_directory(run: &Path) -> anyhow::Result<Option<File>> {
     open_run(run)?;
     let directory = File::open(run).with_context(|| format!("opening {}", run.display()))?;
     let deadline = Instant::now() + GONE_WITHIN;
-    let control = run.join(ask::CONTROL);
+    let control = run.join(client::CONTROL);
     loop {
         match rustix::fs::flock(&directory, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => break,
@@ -231,7 +236,8 @@ impl Front {
     /// Has questions be heard that are asked in `run`.
     fn listen(&mut self, run: &Path, slots: &Slots) -> anyhow::Result<()> {
         if self.control.is_none() {
-            self.control = Some(Control::listen(&run.join(ask::CONTROL), Arc::clone(slots), Arc::clone(&self.memory))?);
+            self.control =
+                Some(Control::listen(&run.join(client::CONTROL), Arc::clone(slots), Arc::clone(&self.memory))?);
             self.is_at = Some(run.to_owned());
         }
         Ok(())

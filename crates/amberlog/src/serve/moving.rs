@@ -2,7 +2,7 @@
 //!
 //! It must never end before the journal is where the answer says. Failure story: what has not been quiet in time stays where it was.
 
-use super::slot::Live;
+use super::live::Live;
 use anyhow::Context;
 use placement::{Change, Log, PlacementKind};
 use std::sync::Arc;

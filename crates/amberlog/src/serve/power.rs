@@ -4,9 +4,9 @@
 //! directory says so, and outlives the daemon: whoever kills that does not put the mains back. Must never: leave a journal held on
 //! battery and say that all is well. Failure story: what could not be handed over is named, with its reason, to who asked and in the log; the rest is on storage.
 
-use super::control::{Slots, living};
+use super::asked::DiskChange;
+use super::slots::{Slots, living};
 use super::supervised::Supervised;
-use super::work::DiskChange;
 use crate::vm::VmOptions;
 use anyhow::Context;
 use placement::PlacementKind;

@@ -6,13 +6,14 @@
 
 use super::config::{Config, DiskChanges, VmConfig};
 use super::left::{self, Left};
+use super::live::Live;
 use super::moving::{DONE, move_log};
 use super::power;
-use super::snapshot::{Moments, Wish};
+use super::snapshot::Wish;
 use crate::raw::KnownRaw;
-use crate::vm::change::{self, DURABLE_WITHIN, Doors, THROTTLE};
-use crate::vm::migration::{self, Migration};
-use crate::vm::{Bounds, Serving, Starter, Vm, VmObserver};
+use crate::vm::change::{self, DURABLE_WITHIN, THROTTLE};
+use crate::vm::migration::{self};
+use crate::vm::{Bounds, Serving, Starter, Vm};
 use crate::worker::{CONFIG_BEFORE, Line};
 use anyhow::Context;
 use block_device::DeviceHandle;
@@ -59,18 +60,6 @@ enum State {
     Running(i32),
     Recovering,
     Failed(String),
-}
-
-/// What there is of it while it is served.
-#[derive(Clone)]
-pub(super) struct Live {
-    pub(super) journals: Arc<Journals>,
-    pub(super) handles: Vec<DeviceHandle<dyn Route>>,
-    pub(super) moments: Arc<Moments>,
-    attachments: Vec<crate::vm::qemu::Attachment>,
-    observer: Arc<VmObserver>,
-    doors: Doors,
-    pub(super) migration: Option<Arc<Migration>>,
 }
 
 /// Why a VM is not served any more.
@@ -346,7 +335,7 @@ impl Slot {
             Left::Nobody => None,
             Left::Waits(pid, watched, before) => {
                 // It lives: whatever fails, nothing of its disks may be touched.
-                if let Err(error) = vm.adopt(pid, before.as_deref()) {
+                if let Err(error) = vm.adopt(pid, before.as_ref().map(|before| &before.images)) {
                     vm.abandon();
                     return Err(error);
                 }
@@ -831,9 +820,9 @@ impl Slot {
             let to = if on_battery { PlacementKind::Storage } else { option.placement };
             let logs = live.journals.logs();
             let mut logs = logs.iter().filter(|log| log.home_disk() == index);
-            let region = live.journals.disk(index).options.nvm.clone();
+            let region = live.journals.region(index);
             let is_lost = |placement: PlacementKind| match placement {
-                PlacementKind::Nvm => region.as_ref().is_some_and(|region| !region.survives_the_host()),
+                PlacementKind::Nvm => region.is_some_and(|region| !region.survives_the_host()),
                 _ => placement.is_held() || placement == PlacementKind::Discard,
             };
             let has_to_move = if on_battery {

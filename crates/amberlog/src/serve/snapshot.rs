@@ -8,16 +8,15 @@
 //! Failure story: a copy that fails is removed, and the guest goes on; with the worker a copy ends, and its unfinished file stays.
 
 use super::freeze::{HOLD_MAX, freeze_for_copy, thaw};
-use super::slot::Live;
+use super::live::Live;
+use crate::vm::moments::{Identity, Made, WrittenAt};
 use crate::worker::Line;
 use anyhow::{Context, bail, ensure};
 use block_device::Image;
 use image_moments::{Base, BlockSet, Changes, Moment, Overlay, Record, Source, Target};
 use jbd2::{Superblock, SuperblockEdit};
-use placement::{HeldMark, Journals, Log, MarkKind, PlacementKind};
+use placement::{HeldMark, Log, MarkKind, PlacementKind};
 use recovery::{Access, Disk, FileLog, HomeBounds, LogBounds, LogPlace, Replay, Status};
-use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
 use std::collections::hash_map::RandomState;
 use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
@@ -26,67 +25,13 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
-use supervision::{Kept, Said};
 
 /// Bytes copied at once.
 const PIECE_BYTES: usize = 1 << 20;
 /// The error that amberlog's own mark puts into a journal superblock that had none (EIO, as jbd2 has it).
 const MARK_ERRNO: i32 = -5;
-/// Moments of a disk that are remembered.
-const MOMENTS_MAX: usize = 64;
-/// How the keys begin under which a supervisor keeps what was written since.
-pub const CHANGES: &str = "changes ";
-
-/// A snapshot that was made.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-struct Made {
-    id: String,
-    /// What was written after it was written in this epoch or later.
-    since: u16,
-    image: PathBuf,
-    is_overlay: bool,
-    file: Identity,
-    /// When it was written to last: whoever repairs or mounts it makes it another one. Nothing where an earlier amberlog made it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    written: Option<WrittenAt>,
-}
-
-/// What is remembered of a disk.
-#[derive(Debug, Default, Serialize, Deserialize)]
-struct Known {
-    epoch: u16,
-    made: Vec<Made>,
-}
-
-/// The moments of a VM's disks, by name.
-#[derive(Debug, Default)]
-pub struct Moments {
-    known: Mutex<BTreeMap<String, Known>>,
-    /// One holds the VM at a time: until when somebody's `freeze` lasts.
-    freezing: Mutex<Option<Instant>>,
-    /// What is being copied; nothing any more once the VM is over.
-    copying: Mutex<Copying>,
-}
-
-#[derive(Debug, Default)]
-struct Copying {
-    moments: Vec<Weak<Moment>>,
-    /// Snapshots that were asked for, and are not there yet.
-    asked: usize,
-    is_over: bool,
-}
-
-/// While this is there, somebody waits for a snapshot.
-struct Asked<'m>(&'m Moments);
-
-impl Drop for Asked<'_> {
-    fn drop(&mut self) {
-        self.0.copying().asked -= 1;
-    }
-}
-
 /// What was asked for.
 pub struct Wish<'w> {
     /// Where to.
@@ -97,129 +42,6 @@ pub struct Wish<'w> {
     pub may_wait: bool,
     /// The snapshot whose image has the rest.
     pub since: Option<&'w str>,
-}
-
-impl Moments {
-    /// Goes on with what an earlier worker had kept.
-    pub fn resume(kept: &mut Kept, images: &[Arc<Image>], journals: &Journals, line: &Line) -> Self {
-        let mut all = BTreeMap::new();
-        for (index, image) in images.iter().enumerate() {
-            let disk = journals.disk(index);
-            let name = &disk.options.name;
-            let key = format!("{CHANGES}{name}");
-            let Some((text, record)) = kept.take(&key) else { continue };
-            let taken = serde_json::from_str::<Known>(&text).map_err(io::Error::from).and_then(|known| {
-                let record = Record::adopt(record, known.epoch)?;
-                Ok((known, Arc::new(Changes::new(record))))
-            });
-            match taken {
-                Ok((known, changes)) => {
-                    // What was written until now, to go on, are superblocks of journals.
-                    for log in journals.logs().iter().filter(|log| log.journal_disk() == index) {
-                        let at = log.offset_of(0).unwrap_or(0);
-                        changes.begins(at, jbd2::SUPERBLOCK_BYTES as u64);
-                        changes.ended(at, jbd2::SUPERBLOCK_BYTES as u64);
-                    }
-                    disk.tell(image.tell(changes));
-                    all.insert(name.clone(), known);
-                }
-                Err(error) => {
-                    // What is written from now on is not in it: a worker that could take it up would take it for whole.
-                    if let Err(error) = line.say(&Said::Forget { key }, &[]) {
-                        log::error!("disk {name}: {error}");
-                    }
-                    log::warn!(
-                        "disk {name}: its next snapshot has to be a whole one: what was written is not known ({error})"
-                    );
-                }
-            }
-        }
-        Moments { known: Mutex::new(all), ..Moments::default() }
-    }
-
-    /// The one who holds the VM still; others wait. What it guards says until when somebody's `freeze` lasts.
-    pub fn freezing(&self) -> MutexGuard<'_, Option<Instant>> {
-        self.freezing.lock().expect("no panic under this lock")
-    }
-
-    /// Its VM is over: copies under way fail, and nothing is kept of it any more.
-    pub fn end(&self) {
-        let mut copying = self.copying();
-        copying.is_over = true;
-        copying.moments.iter().filter_map(Weak::upgrade).for_each(|moment| moment.stop());
-    }
-
-    fn copying(&self) -> MutexGuard<'_, Copying> {
-        self.copying.lock().expect("no panic under this lock")
-    }
-
-    fn copies(&self, moment: &Arc<Moment>) -> anyhow::Result<()> {
-        let mut copying = self.copying();
-        ensure!(!copying.is_over, "its VM has ended");
-        copying.moments.retain(|moment| moment.strong_count() > 0);
-        copying.moments.push(Arc::downgrade(moment));
-        Ok(())
-    }
-
-    /// Whether somebody holds the VM still, or is about to. Waits for nobody.
-    pub fn is_frozen(&self) -> bool {
-        match self.freezing.try_lock() {
-            Ok(until) => until.is_some_and(|until| Instant::now() < until),
-            Err(_) => true,
-        }
-    }
-
-    /// Whether a snapshot is being made: one that ends with its worker, whatever of it is done.
-    pub fn are_copied(&self) -> bool {
-        self.copying().asked > 0
-    }
-
-    fn asked(&self) -> Asked<'_> {
-        self.copying().asked += 1;
-        Asked(self)
-    }
-
-    fn is_over(&self) -> bool {
-        self.copying().is_over
-    }
-
-    fn forget(&self, disk: &str) {
-        self.lock().remove(disk);
-    }
-
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Known>> {
-        self.known.lock().expect("no panic under this lock")
-    }
-
-    fn find(&self, disk: &str, id: &str) -> anyhow::Result<Made> {
-        let known = self.lock();
-        let made = known.get(disk).and_then(|known| known.made.iter().find(|made| made.id == id));
-        made.cloned().with_context(|| {
-            format!(
-                "snapshot {id} of disk {disk} is not known: it was made before its VM was started, or was not the last {MOMENTS_MAX}; make a \
-                 whole one (without --incremental-since)"
-            )
-        })
-    }
-
-    /// Has the next worker know it.
-    fn keep(&self, disk: &str, changes: &Changes, made: Option<Made>, line: &Line) -> anyhow::Result<()> {
-        // What is kept after its VM would be taken for the next one's.
-        let copying = self.copying();
-        ensure!(!copying.is_over, "its VM has ended");
-        let mut all = self.lock();
-        let known = all.entry(disk.to_owned()).or_default();
-        known.epoch = changes.record().epoch();
-        if let Some(made) = made {
-            if known.made.len() >= MOMENTS_MAX {
-                known.made.remove(0);
-            }
-            known.made.push(made);
-        }
-        line.keep(&format!("{CHANGES}{disk}"), &serde_json::to_string(known)?, Some(changes.record().descriptor()))?;
-        line.settle();
-        Ok(())
-    }
 }
 
 /// Makes an image of what a disk has committed, ready to be used. Gives its name, and what was done to its journal.
@@ -458,11 +280,6 @@ fn make(
     }
     Ok((id, notes))
 }
-
-/// Device and number of a file, and its bytes.
-type Identity = (u64, u64, u64);
-/// When it was written to last, in seconds and nanoseconds.
-type WrittenAt = (i64, i64);
 
 /// Which file it is, and when it was written to last.
 fn identity(path: &Path) -> io::Result<(Identity, WrittenAt)> {

@@ -6,9 +6,9 @@
 //! said. What a guest is owed whose VMM has ended while no worker could go on with it goes home from its files, whatever is wanted of
 //! the VM by then; where that fails it stays, and that is said.
 
+use super::asked::{Asked, DiskChange, WantedName};
 use super::config::VmConfig;
 use super::words;
-use super::work::{Asked, DiskChange, WantedName};
 use crate::supervisor::Charge;
 use crate::supervisor::place::{self, Place};
 use crate::vm::watched::Watched;

@@ -1,18 +1,17 @@
 //! The worker of an `amberlog serve`: one VM, as its supervisor says; what is asked of it comes over the same line.
 
+use super::asked::{Asked, DiskChange, WantedName};
 use super::config::{Config, VmConfig};
 use super::slot::{Slot, Wanted};
 use super::snapshot::Wish;
 use crate::exit;
-use crate::vm::{Bounds, die_of_panics};
+use crate::vm::die_of_panics;
 use crate::worker::Line;
 use anyhow::Context;
 use placement::PlacementKind;
-use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -32,130 +31,6 @@ pub struct WorkArgs {
     /// As `amberlog serve --no-sandbox`.
     #[arg(long)]
     no_sandbox: bool,
-}
-
-/// What is asked of a worker.
-#[derive(Debug, Serialize, Deserialize)]
-#[serde(tag = "command", rename_all = "kebab-case")]
-pub enum Asked {
-    /// What is wanted of the VM from now on.
-    Want {
-        /// serve, gone, stop or leave.
-        wanted: WantedName,
-        /// With `serve`: the whole configuration. Without one it is served as it was.
-        config: Option<String>,
-    },
-    /// Whether it answers: that waits for nothing.
-    Alive,
-    /// Its entry in `status`.
-    Status,
-    /// See [`Slot::set_room`].
-    Room {
-        /// What the host leaves this VM; nothing: as much as its own budget.
-        room_bytes: Option<u64>,
-    },
-    /// See [`Slot::flush`].
-    Flush {
-        /// Seconds.
-        patience_seconds: u64,
-    },
-    /// See [`Slot::change_placement`].
-    Placement {
-        /// Which disk.
-        disk: String,
-        /// Where to.
-        placement: String,
-        /// How old what is committed may be, if that is said anew.
-        #[serde(default)]
-        durable_within: Option<String>,
-        /// Seconds.
-        patience_seconds: u64,
-    },
-    /// Whether a VMM finds its disks.
-    IsServed,
-    /// See [`Slot::freeze`].
-    Freeze {
-        /// Seconds.
-        seconds: u64,
-    },
-    /// See [`Slot::thaw`].
-    Thaw,
-    /// See [`Slot::snapshot`].
-    Snapshot {
-        /// Of which disk.
-        disk: String,
-        /// Where to.
-        out: PathBuf,
-        /// Seconds.
-        patience_seconds: u64,
-        /// Whether the guest may be made to wait.
-        may_wait: bool,
-        /// The snapshot that has the rest.
-        #[serde(default)]
-        since: Option<String>,
-    },
-    /// See [`Slot::follow_power`].
-    FollowPower {
-        /// Or on mains.
-        on_battery: bool,
-        /// Seconds.
-        patience_seconds: u64,
-    },
-    /// See [`Slot::change_disks`].
-    ChangeDisks {
-        /// Which.
-        change: DiskChange,
-    },
-    /// See [`Slot::resize`].
-    Resize {
-        /// Which disk.
-        disk: String,
-        /// How large.
-        size_bytes: u64,
-    },
-    /// See [`Slot::throttle`].
-    Throttle {
-        /// Which disk.
-        disk: String,
-        /// How much.
-        bounds: Bounds,
-    },
-    /// See [`Slot::check_can_be_left`].
-    CheckLeft {
-        /// Whether it may be paused.
-        with_paused: bool,
-    },
-    /// See [`Slot::hand_over`].
-    HandOver {
-        /// Seconds.
-        patience_seconds: u64,
-    },
-}
-
-/// How disks are to come or go.
-#[derive(Debug, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum DiskChange {
-    /// As this configuration says.
-    Config(String),
-    /// One more, written as in the configuration.
-    Add(String),
-    /// One less, by name.
-    Remove(String),
-}
-
-/// A [`Wanted`] without what belongs to it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum WantedName {
-    /// [`Wanted::Serve`].
-    Serve,
-    /// [`Wanted::Gone`].
-    Gone,
-    /// [`Wanted::Stop`].
-    Stop,
-    /// [`Wanted::Leave`].
-    Leave,
 }
 
 /// The one VM.

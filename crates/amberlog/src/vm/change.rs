@@ -7,9 +7,9 @@
 //! the next one ([`clean_up`]).
 
 use super::earlier::{BroughtHome, finish_areas, finish_elsewhere, refuse_left};
+use super::moments::CHANGES;
 use super::{Attached, VmObserver, VmOptions, open_image, require_raw};
 use crate::raw::KnownRaw;
-use crate::serve::snapshot::CHANGES;
 use crate::worker::Line;
 use anyhow::Context;
 use block_device::Image;

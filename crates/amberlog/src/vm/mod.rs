@@ -4,14 +4,17 @@
 //! tmpfs; serve the disks; when the VMM has ended, however it ended: recover, report, remove the directory. Whatever
 //! fails, what is still owed stays in the directory, and the next process finds it.
 
+pub mod as_left;
 pub mod change;
 mod cloud_hypervisor;
 mod disk_option;
 mod door_socket;
 mod earlier;
+pub mod in_memory;
 mod marks;
 pub mod migration;
 mod model;
+pub mod moments;
 mod nvm;
 mod observer;
 pub mod qemu;
@@ -20,9 +23,9 @@ mod samples;
 mod trace;
 pub mod watched;
 
+use self::as_left::{AsLeft, LeftImages};
+use self::moments::Moments;
 use crate::raw::KnownRaw;
-use crate::serve::left::{AsLeft, Before};
-use crate::serve::snapshot::Moments;
 use crate::worker::Line;
 use anyhow::Context;
 use block_device::Entrance;
@@ -493,7 +496,7 @@ impl Vm {
             None => None,
         };
         let directory = AreaDirectory::create(&options.shm, &registry)?;
-        if let Some(note) = crate::serve::check::not_in_memory(directory.path()) {
+        if let Some(note) = in_memory::not_in_memory(directory.path()) {
             log::warn!("{note}");
         }
         // Images that are only read are owed nothing, and several VMs may have the same.
@@ -765,21 +768,21 @@ impl Vm {
     ///
     /// # Errors
     /// When its journals are not where that daemon would have left them, or its images not what they were.
-    pub fn adopt(&self, pid: i32, before: Option<&Before>) -> anyhow::Result<()> {
+    pub fn adopt(&self, pid: i32, before: Option<&LeftImages>) -> anyhow::Result<()> {
         if let Some(before) = before {
             // Nobody else may write to them by now who asks for locks.
             before.check(self.images.iter().map(|image| image.file()))?;
         }
         self.journals.adopt()?;
-        for (disk, untold) in before.into_iter().flat_map(Before::untold) {
+        for (disk, untold) in before.into_iter().flat_map(LeftImages::untold) {
             log::error!("vm {}: {untold}; its guest's next flush fails", self.name);
             self.journals.owes_failure(disk, untold);
         }
-        for (disk, home_starts) in before.into_iter().flat_map(Before::going_on) {
+        for (disk, home_starts) in before.into_iter().flat_map(LeftImages::going_on) {
             self.journals.awaits_unannounced(disk, home_starts);
         }
         if let Some(migration) = &self.migration {
-            migration.was_left(&before.map_or_else(|| vec![true; self.images.len()], Before::used));
+            migration.was_left(&before.map_or_else(|| vec![true; self.images.len()], LeftImages::used));
         }
         // It has the lock of another directory: nobody may take this one over while it lives, from when the next worker goes on with it.
         let journals = Arc::clone(&self.journals);

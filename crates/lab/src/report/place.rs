@@ -1,7 +1,7 @@
 //! What tells groups of bars apart, in words: everything but the mode that is not the same everywhere.
 
 use crate::cell::Group;
-use crate::results::SummaryRow;
+use crate::measured::SummaryRow;
 
 /// Of a group among rows; `parameter` is the name of the experiment's own.
 pub(super) fn place(group: &Group, rows: &[&SummaryRow], parameter: Option<&str>) -> String {

@@ -8,8 +8,9 @@ use super::plots::plots;
 use crate::binding::binding;
 use crate::catalogue::iterations_asked;
 use crate::fields::grouped;
+use crate::measured::SummaryRow;
 use crate::paper::Judged;
-use crate::results::{Results, SummaryRow};
+use crate::results::Results;
 use maud::{Markup, html};
 
 pub(super) fn section(one: &Judged<'_>) -> Markup {

@@ -145,7 +145,7 @@ pub(super) fn described(name: &str) -> Option<[String; 3]> {
 const EXT4: FileSystem = FileSystem::Ext4 { features: "" };
 const PLAIN: Served = Served::Amberlog("storage");
 
-const ALL: [(&str, FileSystem, &str, Served); 29] = [
+const ALL: [(&str, FileSystem, &str, Served); 31] = [
     ("ext4-ordered", EXT4, "data=ordered", PLAIN),
     ("ext4-journal", EXT4, "data=journal", PLAIN),
     ("ext4-fast-commit", FileSystem::Ext4 { features: "fast_commit" }, "data=ordered", PLAIN),
@@ -157,6 +157,7 @@ const ALL: [(&str, FileSystem, &str, Served); 29] = [
     ("f2fs", FileSystem::Other("f2fs"), "rw", PLAIN),
     ("qemu-none", EXT4, "data=ordered", Served::Qemu(Cache::None)),
     ("qemu-writeback", EXT4, "data=ordered", Served::Qemu(Cache::Writeback)),
+    ("qemu-writeback-journal", EXT4, "data=journal", Served::Qemu(Cache::Writeback)),
     ("qemu-none-journal", EXT4, "data=journal", Served::Qemu(Cache::None)),
     ("qemu-unsafe", EXT4, "data=ordered", Served::Qemu(Cache::Unsafe)),
     ("qemu-unsafe-journal", EXT4, "data=journal", Served::Qemu(Cache::Unsafe)),
@@ -167,6 +168,7 @@ const ALL: [(&str, FileSystem, &str, Served); 29] = [
     ("retain-5", EXT4, "data=journal", Served::Amberlog("retain,durable-within=5")),
     ("retain-0", EXT4, "data=journal", Served::Amberlog("retain,durable-within=0")),
     ("retain-5-ordered", EXT4, "data=ordered", Served::Amberlog("retain,durable-within=5")),
+    ("retain-0-ordered", EXT4, "data=ordered", Served::Amberlog("retain,durable-within=0")),
     ("retain-never-hot", EXT4, "data=journal", Served::Amberlog("retain,hot-pages=never")),
     ("retain-faulted-hot", EXT4, "data=journal", Served::Amberlog("retain,hot-pages=faulted")),
     ("retain-foreseen-hot", EXT4, "data=journal", Served::Amberlog("retain,hot-pages=foreseen")),
@@ -304,7 +306,9 @@ mod tests {
             assert_eq!(promise(file_system, mount, served, Death::Vmm), Promise::Everything, "{name}");
             promise(file_system, mount, served, Death::Host)
         };
-        for name in ["ext4-ordered", "xfs", "qemu-none", "qemu-writeback", "retain-0", "nvm", "remote"] {
+        for name in
+            ["ext4-ordered", "xfs", "qemu-none", "qemu-writeback", "retain-0", "retain-0-ordered", "nvm", "remote"]
+        {
             assert_eq!(of(name), Promise::Everything, "{name}");
         }
         for name in ["retain-5", "retain-5-ordered"] {

@@ -3,9 +3,9 @@
 use super::contender::{Contender, FileSystem, Served};
 use super::kinds::Load;
 use super::{Measured, ShootOut};
+use crate::counters::{flattened, is_sum};
 use crate::error::{Error, FileContext, Result};
 use crate::journal_server::JournalServer;
-use crate::load::{flattened, is_sum};
 use crate::machine::process_tree_cpu_seconds;
 use crate::rig::{NVM_BANDWIDTH_MB, NVM_LATENCY_NS};
 use crate::samples::{counted_so_far, levels_since, marks_of_the_load};

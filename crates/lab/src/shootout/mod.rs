@@ -15,7 +15,8 @@ mod page;
 mod survival;
 
 use crate::error::{Error, FileContext, Result};
-use crate::results::{self, Source};
+use crate::measured::Source;
+use crate::results;
 use contender::Contender;
 pub use kinds::{Death, Load};
 use serde::{Deserialize, Serialize};

@@ -4,7 +4,8 @@
 use flate2::read::ZlibDecoder;
 use lab::catalogue::{self, Kind};
 use lab::cell::{Cell, Group};
-use lab::results::{self, CellResult, Parameters, Results, SCHEMA};
+use lab::measured::{CellResult, Parameters};
+use lab::results::{self, Results, SCHEMA};
 use std::collections::{BTreeMap, HashMap};
 use std::io::Read;
 use std::path::Path;

@@ -3,7 +3,8 @@
 
 use lab::catalogue::{self, Experiment, Extent};
 use lab::cell::Mode;
-use lab::results::{self, CellResult, Parameters, Results};
+use lab::measured::{CellResult, Parameters};
+use lab::results::{self, Results};
 use lab::run::{RunOptions, run};
 use std::path::Path;
 use std::process::{Command, Stdio};

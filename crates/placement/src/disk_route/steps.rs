@@ -27,7 +27,7 @@ impl DiskRoute {
                 Side::Journal => (&log.journal, log.journal_disk),
             };
             if index != self.disk {
-                disk.pass_on(Arc::clone(log), side, step);
+                self.journals.pass_on_to(index, (Arc::clone(log), side, step));
                 continue;
             }
             match step {

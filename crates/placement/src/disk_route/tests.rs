@@ -2,8 +2,9 @@
 //! storage is looked at.
 
 use super::*;
+use crate::attached::DiskOptions;
 use crate::description::AreaDirectory;
-use crate::disk::{DiskOptions, PlacementKind};
+use crate::disk::PlacementKind;
 use crate::journals::JournalsOptions;
 use crate::keeper::Step;
 use crate::keeper::{Finished, HomeChange, Keeper, SuperblockWritten};

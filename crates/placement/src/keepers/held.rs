@@ -19,17 +19,17 @@ use self::aging::AgedSuperblock;
 use super::stored::finish_closed;
 use crate::aged::finish_aged;
 use crate::disk::DiskCounters;
-use crate::distrust;
+use crate::durability_report::DurabilityReport;
 use crate::finish::say_why_check;
 use crate::keeper::{
     BlockContent, Finished, HomeChange, HomeRead, HomeVerdict, Keeper, LogBlock, LogRead, LogVerdict, OddVerdict, Side,
     Step, Steps, SuperblockBlock, SuperblockWritten, Task,
 };
+use crate::left_to_guest;
 use crate::log::Log;
 use crate::mark::MarkKind;
 use crate::opening::{mark_ahead, write_mark};
-use crate::report::DurabilityReport;
-use crate::stored::{self, Says};
+use crate::stored::Says;
 use block_route::{Buffer, RequestId, RequestKind, segments};
 use guest_memory::MemorySlice;
 use journal_area::{
@@ -525,7 +525,7 @@ impl Keeper for Held {
         self.forget_aging_for_recovery();
         self.wait_for_home_writes(log)?;
         if let Some(why) = self.area.contradiction(self.id) {
-            distrust::say(&self.area, log, &why);
+            left_to_guest::say(&self.area, log, &why);
         }
         let owed = self.area.owed(self.id);
         let (home, journal) = (&log.home.file, &log.journal.file);
@@ -576,7 +576,7 @@ impl Keeper for Held {
 
     fn is_written_past(&self, log: &Log) -> io::Result<bool> {
         // Beside what is durable by age storage has to be good by itself throughout.
-        let is_aged = || matches!(stored::of(log).map(|stored| stored.says), Ok(Says::Aged(..)));
+        let is_aged = || matches!(log.stored().map(|stored| stored.says), Ok(Says::Aged(..)));
         if !log.is_open() || log.is_distrusted() || !self.area.is_written_past(self.id) || is_aged() {
             return Ok(false);
         }

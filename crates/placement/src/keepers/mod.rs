@@ -11,7 +11,7 @@ pub(crate) use stored::{finish_on_storage, leave};
 
 use crate::disk::{Disk, PlacementKind};
 use crate::keeper::Keeper;
-use crate::nvm::InRegion;
+use crate::nvm::{InRegion, NvmDisk};
 use dropped::Dropped;
 use journal_area::{JournalArea, LogId};
 use std::sync::Arc;
@@ -24,12 +24,13 @@ pub(crate) fn keeper_of(
     id: LogId,
     placement: PlacementKind,
     home: &Arc<Disk>,
+    region: Option<&Arc<NvmDisk>>,
 ) -> Arc<dyn Keeper> {
     match placement {
         PlacementKind::Retain | PlacementKind::Copy => Arc::new(Held::new(Arc::clone(area), id)),
         PlacementKind::Storage | PlacementKind::Remote => Arc::new(Stored),
         PlacementKind::Discard => Arc::new(Dropped::new(Arc::clone(area))),
-        PlacementKind::Nvm => match &home.options.nvm {
+        PlacementKind::Nvm => match region {
             Some(nvm) => Arc::new(InRegion::new(home, area, nvm)),
             None => Arc::new(Stored),
         },

@@ -5,12 +5,12 @@
 
 use super::stored::finish_brought;
 use crate::disk::PlacementKind;
-use crate::distrust;
 use crate::foreign::{is_another_ones, is_live_there, is_something};
 use crate::keeper::{
     BlockContent, Finished, HomeChange, HomeVerdict, Keeper, LogBlock, LogRead, LogVerdict, OddVerdict, Side, Step,
     Steps, SuperblockBlock, SuperblockWritten, Task,
 };
+use crate::left_to_guest;
 use crate::log::Log;
 use crate::remote::{Outcome, RemoteLog, RemoteReport};
 use crate::watch::Watch;
@@ -81,7 +81,7 @@ impl Shipped {
     /// The journal is not what it seemed: nobody here replays it.
     fn distrust(&self, log: &Log, why: Option<String>) {
         if let Some(why) = why {
-            distrust::say(&self.area, log, &why);
+            left_to_guest::say(&self.area, log, &why);
             if let Err(error) = self.remote.distrust() {
                 log::error!(
                     "disk {}: writing down that the journal is not what it seemed failed: {error}; give the disk placement=storage",

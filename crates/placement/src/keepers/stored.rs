@@ -6,11 +6,10 @@
 //!
 //! Failure story: a log that is damaged is left as it is, too, and the report says so.
 
-use crate::distrust::left_to_guest;
 use crate::finish::{finish_stored, leave_stored};
 use crate::keeper::{Finished, Keeper, LogBlock, LogVerdict, OddVerdict, Steps, SuperblockBlock, SuperblockWritten};
+use crate::left_to_guest::left_to_guest;
 use crate::log::Log;
-use crate::stored;
 use block_route::RequestKind;
 use guest_memory::MemorySlice;
 use jbd2::Superblock;
@@ -69,7 +68,7 @@ fn is_kept_from_storage(log: &Log, open: &Superblock) -> bool {
         log.set_past_hand_over(true);
         return false;
     }
-    stored::of(log).is_ok_and(|stored| stored.superblock.is_some_and(|stored| stored.uuid == open.uuid))
+    log.stored().is_ok_and(|stored| stored.superblock.is_some_and(|stored| stored.uuid == open.uuid))
 }
 
 /// The guest of a log on storage is gone. Its next kernel replays the log.
@@ -144,5 +143,5 @@ fn is_mounted_with_empty_log(log: &Log) -> io::Result<bool> {
     if !extfs::Superblock::parse(&raw).is_ok_and(|superblock| superblock.needs_recovery()) {
         return Ok(false);
     }
-    Ok(matches!(stored::of(log)?.live_from(), Ok(None)))
+    Ok(matches!(log.stored()?.live_from(), Ok(None)))
 }

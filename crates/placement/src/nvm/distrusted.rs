@@ -12,7 +12,7 @@
 //!
 //! Failure story: a kill before the region says that the log is in its own place leaves it on NVM, and who finds it begins with trust. One
 //! after that leaves a region from which nothing is brought home: who finds it writes the superblock, if that is missing
-//! ([`crate::stored::RegionBooks::judge`]). Where storage fails, the guest's journal is given up; when the VM has ended it is tried again,
+//! ([`super::books::RegionBooks::judge`]). Where storage fails, the guest's journal is given up; when the VM has ended it is tried again,
 //! from what is in the log's own place, if all is.
 
 use super::State;
@@ -23,8 +23,8 @@ use super::log_stream::Tail;
 use super::report::NvmCounters;
 use super::work::Work;
 use crate::disk::DiskCounters;
-use crate::distrust;
 use crate::keeper::{Side, Step, Steps};
+use crate::left_to_guest;
 use crate::log::Log;
 use crate::mark;
 use block_route::Status;
@@ -49,7 +49,7 @@ impl Work {
                 by_host / u64::from(log.place.block_bytes)
             ));
         }
-        distrust::say(&self.area, log, &why);
+        left_to_guest::say(&self.area, log, &why);
         // One that ends owes nothing, and its next opening is on storage.
         self.is_distrusted = matches!(state, State::Held(_)) && self.closing.is_none();
         if let Some(checkpoint) = self.checkpoints.now.as_mut().filter(|_| self.is_distrusted) {

@@ -14,16 +14,16 @@ use super::foreign::{Foreign, last_written};
 use super::inflight::Writer;
 use super::notes::Note;
 use super::work::Work;
-use super::{NvmDisk, State, TakenUp, ToSettle};
+use super::{NvmDisk, State};
 use crate::disk::Disk;
-use crate::distrust;
 use crate::keeper::{
     self, BlockContent, Finished, HomeChange, HomePart, HomeRead, HomeVerdict, Keeper, LogBlock, LogRead, LogVerdict,
-    OddVerdict, Side, Steps, SuperblockBlock, SuperblockWritten, Task,
+    OddVerdict, Side, Steps, SuperblockBlock, SuperblockWritten, TakenUp, Task, ToSettle,
 };
 use crate::keepers::{finish_on_storage, leave};
+use crate::left_to_guest;
 use crate::log::Log;
-use crate::stored::{self, Says};
+use crate::stored::Says;
 use block_route::{RequestId, RequestKind, segments};
 use guest_memory::MemorySlice;
 use jbd2::{SUPERBLOCK_BYTES, Superblock, SuperblockEdit};
@@ -291,7 +291,7 @@ impl Keeper for InRegion {
     }
 
     fn doubt_at_the_end(&self, log: &Log, why: String) {
-        distrust::say(&self.work().area, log, &why);
+        left_to_guest::say(&self.work().area, log, &why);
     }
 
     fn is_written_past(&self, log: &Log) -> io::Result<bool> {
@@ -469,7 +469,7 @@ impl Keeper for InRegion {
         let Some(report) = self.give_region_back(log)? else { return finish_on_storage(log, is_vm_gone) };
         log.set_closed();
         let mut reports = vec![report];
-        if is_vm_gone && matches!(stored::of(log)?.says, Says::Live(_) | Says::LeftToGuest(_)) {
+        if is_vm_gone && matches!(log.stored()?.says, Says::Live(_) | Says::LeftToGuest(_)) {
             // It was about to leave the region, which owed nothing any more.
             reports.push(leave(log)?);
         }

@@ -393,7 +393,7 @@ mod tests {
         assert!(marks.iter().all(|mark| super::is_on_nvm(mark)));
         let mut unnumbered: Mark = *superblock.first_chunk().expect("a block");
         let mut edit = SuperblockEdit::new(&mut unnumbered).expect("a superblock");
-        edit.start(0).errno(crate::stored::MARK_ERRNO).seal();
+        edit.start(0).errno(jbd2::ERRNO_EIO).seal();
         assert_eq!(standing(&unnumbered, checksum(&marks[0])), Standing::Other);
         let same = standing(&unnumbered, checksum(&unnumbered));
         assert_eq!(same, Standing::Same, "as an older amberlog leaves it");

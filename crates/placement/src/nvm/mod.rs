@@ -21,6 +21,7 @@
 //!
 //! The keeper of such a log is in [`keeper`]: one a log, with a region of its own.
 
+pub(crate) mod books;
 mod captured;
 mod checkpoint;
 mod commit;
@@ -49,13 +50,10 @@ pub(crate) use keeper::InRegion;
 #[cfg(test)]
 pub(crate) use mark::checksum as mark_checksum;
 pub use mark::is_mark;
-pub(crate) use mark::{Standing, standing};
 pub use recover::{NvmFinished, recover_image};
 pub use report::NvmReport;
-pub(crate) use take_up::{TakenUp, ToSettle, forget_notes};
+pub(crate) use take_up::forget_notes;
 
-use crate::disk::PlacementKind;
-use crate::journals::Journals;
 use captured::Captured;
 use digest::Digests;
 use notes::Notes;
@@ -181,21 +179,6 @@ enum State {
     Held(Box<Captured>),
     /// The region failed while it was claimed or given back.
     Failed,
-}
-
-impl Journals {
-    /// Whether every disk's region has room for the logs that are on the disk now.
-    ///
-    /// # Errors
-    /// [`Error::Refused`] with a sentence when one has not.
-    pub fn check_nvm_room(&self) -> Result<(), Error> {
-        for log in self.logs() {
-            if let (PlacementKind::Nvm, Some(nvm)) = (log.placement, &self.disk(log.home_disk).options.nvm) {
-                nvm.check_room(log.place.log_blocks, log.place.block_bytes)?;
-            }
-        }
-        Ok(())
-    }
 }
 
 /// A region that a log of the disk can have.

@@ -5,13 +5,13 @@
 //! that holds the superblock, if the region has a version of it; and last the region is given back. Cut off anywhere and
 //! run again, the outcome is the same.
 
+use super::books::{RegionBooks, RegionVerdict, RegionWhy};
 use super::mark;
 use super::{Region, region_error};
-use crate::distrust::LEFT_TO_THE_GUEST;
 use crate::finish::ImagePart;
+use crate::finish::LEFT_TO_THE_GUEST;
 use crate::scan::offset_of;
 use crate::scan::{FoundLogPlace, internal_place};
-use crate::stored::{RegionBooks, RegionVerdict, RegionWhy};
 use extfs::{FileSystem, Journal as JournalOf, ReadAt, SUPERBLOCK_OFFSET};
 use jbd2::build::{LogBuilder, Transaction};
 use jbd2::{Content, Format, LogRead, Superblock, SuperblockEdit};

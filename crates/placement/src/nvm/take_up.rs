@@ -19,6 +19,7 @@
 //! Failure story: what does not agree is refused with a sentence, and region, notes and storage mean what they meant. The worker that follows
 //! may be killed at any point of this: notes are written anew before anything is done to the log.
 
+use super::books::{RegionBooks, RegionVerdict};
 use super::captured::{AtHome, Captured, Held, HomeState};
 use super::coverage::Coverage;
 use super::log_stream::LogStream;
@@ -27,29 +28,16 @@ use super::notes::{FoundNotes, Noted, Notes, Rest};
 use super::superblock::copies_max;
 use super::work::Work;
 use super::{NvmDisk, State};
+use crate::keeper::{TakenUp, ToSettle};
 use crate::log::Log;
 use crate::opening::write_mark_bytes;
-use crate::stored::{RegionBooks, RegionVerdict, Says, Stored};
+use crate::stored::{Says, Stored};
 use extfs::Allocation;
 use jbd2::Superblock;
 use nvm_journal::{Found, Journal, Owner};
 use own_files::OwnDirectory;
 use std::io;
 use std::sync::Arc;
-
-/// What has come of a log whose worker has died.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum TakenUp {
-    /// No region has it: it is as storage says.
-    AsStored,
-    /// It is open, in its region.
-    Open,
-    /// It is in its own place, begins with this transaction, and is not what it seemed.
-    Left(u32),
-}
-
-/// What is to be done to storage, and then to a region, before the guest is served.
-pub(crate) type ToSettle = Box<dyn FnOnce() -> io::Result<()> + Send>;
 
 fn refused(what: impl Into<String>) -> io::Error {
     io::Error::other(what.into())

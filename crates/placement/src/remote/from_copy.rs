@@ -11,7 +11,7 @@ use super::ship::fall_back;
 use super::state::Mode;
 use super::{BackOff, RemoteLog, RemoteOptions, Shared, Taken};
 use crate::disk::Disk;
-use crate::distrust::LEFT_TO_THE_GUEST;
+use crate::finish::LEFT_TO_THE_GUEST;
 use crate::finish::{finish_stored, leave_stored};
 use crate::scan::{FoundLogPlace, why_not_replayed};
 use recovery::{Error, Report, Status};

@@ -8,8 +8,7 @@
 //! and counts only beside an error number: who uses or repairs the file system changes one or the other, and from then on
 //! what the server holds is older than the file system, and must not be replayed over it.
 
-use crate::stored::{MARK_ERRNO, Says, Stored};
-use jbd2::{SUPERBLOCK_BYTES, Superblock, SuperblockEdit};
+use jbd2::{ERRNO_EIO, SUPERBLOCK_BYTES, Superblock, SuperblockEdit};
 use std::io;
 
 pub(super) const OFFSET: usize = 0xc0;
@@ -34,19 +33,6 @@ pub struct RemoteMark {
     pub nonce: [u8; 16],
 }
 
-/// What a journal superblock on storage says of a server.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MarkFound {
-    /// Nothing: what is on storage is all there is.
-    None,
-    /// The live log is on a server.
-    Live(RemoteMark),
-    /// It was, but the file system was used or repaired since by something that does not know of it.
-    Stale,
-    /// Something is there that cannot be read: where the live log is is not known.
-    Damaged,
-}
-
 impl RemoteMark {
     /// The superblock that goes to storage: an empty log that an error happened to, and this mark.
     ///
@@ -64,7 +50,7 @@ impl RemoteMark {
         SuperblockEdit::new(&mut bytes)
             .map_err(io::Error::other)?
             .start(0)
-            .errno(if errno == 0 { MARK_ERRNO } else { errno })
+            .errno(if errno == 0 { ERRNO_EIO } else { errno })
             .seal();
         Ok(bytes)
     }
@@ -82,16 +68,6 @@ impl RemoteMark {
         let bytes = block.get(ACKNOWLEDGED..ACKNOWLEDGED + ACKNOWLEDGED_BYTES)?;
         let batch = u64::from_le_bytes(std::array::from_fn(|index| bytes[index]));
         (bytes[8..] == acknowledged_crc(&self.nonce, batch)).then_some(batch)
-    }
-
-    /// What a superblock from storage says of a server: a column of the table in `stored`.
-    pub fn read(block: &[u8]) -> MarkFound {
-        match Stored::read(block).says {
-            Says::Remote(mark) => MarkFound::Live(mark),
-            Says::Stale => MarkFound::Stale,
-            Says::Damaged => MarkFound::Damaged,
-            _ => MarkFound::None,
-        }
     }
 
     /// A mark in a superblock, whether it counts or not.

@@ -23,7 +23,8 @@
 //! away, and nothing depends on it then.
 
 use super::lineage::Nonce;
-use super::mark::{MarkFound, RemoteMark};
+use super::mark::RemoteMark;
+use super::mark_found::MarkFound;
 use crate::scan::FoundLogPlace;
 use jbd2::{Kind, SUPERBLOCK_BYTES, Superblock};
 use std::collections::BTreeMap;

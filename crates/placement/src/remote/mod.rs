@@ -41,12 +41,13 @@
 
 mod from_copy;
 mod lineage;
-mod mark;
+pub(crate) mod mark;
+mod mark_found;
 mod mirror;
 #[cfg(test)]
 mod model;
 mod recover;
-mod report;
+pub(crate) mod report;
 mod shared_storage;
 mod ship;
 mod state;
@@ -54,17 +55,17 @@ mod state;
 mod tests;
 
 pub(crate) use from_copy::finish_from_copy;
-pub use mark::{MarkFound, RemoteMark};
-pub(crate) use mark::{MarkPlace, mark_place};
+pub use mark::RemoteMark;
+pub use mark_found::MarkFound;
 pub(crate) use mirror::{MirrorFile, Phase};
 pub use recover::{RemoteRecovered, recover_remote_image, remote_epoch_of_image};
 pub use report::RemoteReport;
-pub(crate) use shared_storage::open_direct;
 pub(crate) use state::Outcome;
 
 use crate::disk::{Disk, DiskCounters};
 use crate::scan::FoundLogPlace;
 use crate::scan::offset_of;
+use crate::shared_disk;
 use block_route::{RequestId, Status};
 use jbd2::{SUPERBLOCK_BYTES, Superblock};
 use lineage::{Lineage, Nonce};
@@ -130,7 +131,7 @@ impl JournalStorage for Disk {
     }
 
     fn patience(&self) -> Duration {
-        if shared_storage::may_be_shared(self.file.for_reading()) { shared_storage::PATIENCE } else { Duration::ZERO }
+        if shared_disk::may_be_shared(self.file.for_reading()) { shared_storage::PATIENCE } else { Duration::ZERO }
     }
 }
 

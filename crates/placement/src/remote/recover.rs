@@ -15,9 +15,9 @@
 
 use super::lineage::{Lineage, Nonce};
 use super::{JournalStorage, MarkFound, RemoteMark, RemoteOptions, shared_storage};
-use crate::disk::{Disk, DiskOptions, PlacementKind};
-use crate::distrust::LEFT_TO_THE_GUEST;
+use crate::disk::{Disk, DiskSettings, PlacementKind};
 use crate::finish;
+use crate::finish::LEFT_TO_THE_GUEST;
 use crate::mark;
 use crate::scan::offset_of;
 use crate::scan::{self, FoundLogPlace};
@@ -80,14 +80,12 @@ fn failed(what: &str) -> impl FnOnce(io::Error) -> Error + '_ {
 }
 
 fn disk(path: &Path, dry_run: bool) -> Result<Arc<Disk>, Error> {
-    let options = DiskOptions {
+    let options = DiskSettings {
         name: path.display().to_string(),
         path: path.to_owned(),
         placement: PlacementKind::Storage,
         honour_flush: true,
         read_only: dry_run,
-        nvm: None,
-        remote: None,
         durable_within: None,
         write_log: None,
     };

@@ -2,7 +2,8 @@
 
 use super::Shared;
 use super::lineage::Nonce;
-use super::mark::{MarkFound, RemoteMark};
+use super::mark::RemoteMark;
+use super::mark_found::MarkFound;
 use super::report::RemoteCounters;
 use super::shared_storage::Taken;
 use super::state::Mode;

@@ -1,7 +1,8 @@
 //! A guest that writes its journal round and round, a server that keeps any prefix of what it is sent: whatever the prefix,
 //! what the superblock in it needs is there.
 
-use super::mark::{MarkFound, RemoteMark};
+use super::mark::RemoteMark;
+use super::mark_found::MarkFound;
 use super::mirror::Mirror;
 use super::state::{Mode, Outcome, State};
 use block_route::{RequestId, Status};

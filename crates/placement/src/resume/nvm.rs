@@ -2,20 +2,39 @@
 
 use crate::disk::PlacementKind;
 use crate::journals::Journals;
+use crate::keeper::TakenUp;
 use crate::log::Log;
-use crate::nvm::{TakenUp, forget_notes};
+use crate::nvm::forget_notes;
 use crate::scan::FoundLogPlace;
 use crate::stored::{Says, Stored};
 use jbd2::SUPERBLOCK_BYTES;
+use recovery::Error;
 use std::io;
 use std::sync::Arc;
 
 impl Journals {
+    /// Whether every disk's region has room for the logs that are on the disk now.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] with a sentence when one has not.
+    pub fn check_nvm_room(&self) -> Result<(), Error> {
+        for log in self.logs() {
+            if let (PlacementKind::Nvm, Some(nvm)) = (log.placement, self.region(log.home_disk)) {
+                nvm.check_room(log.place.log_blocks, log.place.block_bytes)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Whether an earlier worker of this VM has left a log in a region of its disk: storage says so, and there are regions.
     pub(crate) fn was_left_in_region(&self, place: &FoundLogPlace) -> io::Result<bool> {
         let disk = self.disk(place.home_disk);
         let Some(offset) = place.offset_of(0) else { return Ok(false) };
-        if !self.directory().is_adopted() || disk.was_started() || disk.options.nvm.is_none() || place.is_external {
+        if !self.directory().is_adopted()
+            || disk.was_started()
+            || self.region(place.home_disk).is_none()
+            || place.is_external
+        {
             return Ok(false);
         }
         let mut raw = [0; SUPERBLOCK_BYTES];
@@ -59,6 +78,6 @@ impl Journals {
 
     /// Nobody goes on with the notes on logs that are not in a region any more.
     pub(super) fn forget_notes(&self) {
-        forget_notes(self.disks().iter().filter_map(|disk| disk.options.nvm.as_ref()));
+        forget_notes((0..self.disks().len()).filter_map(|disk| self.region(disk)));
     }
 }

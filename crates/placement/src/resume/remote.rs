@@ -5,51 +5,19 @@
 //! happen: that a log which its guest has open is taken for a closed one, or goes on without its copy. So a copy that says that
 //! nobody has the log open is believed, and one that is open, has failed or lacks something is gone on with or refused.
 
-use super::{Wish, refused};
-use crate::description::AreaDirectory;
+use super::refused;
+use crate::description::COPY_ENDING;
 use crate::disk::PlacementKind;
 use crate::journals::Journals;
+use crate::left::Wish;
+use crate::left_copy::LeftCopy;
 use crate::log::Log;
-use crate::remote::{MirrorFile, Phase};
+use crate::remote::MirrorFile;
 use crate::scan::FoundLogPlace;
 use own_files::How;
 use std::ffi::OsStr;
 use std::io;
 use std::sync::Arc;
-
-/// How the names of such files end.
-pub(crate) const COPY_ENDING: &str = ".copy";
-
-/// The copy of a log, as an earlier worker has left it, or a new one.
-#[derive(Debug)]
-pub(crate) struct LeftCopy {
-    pub name: String,
-    pub file: Arc<MirrorFile>,
-}
-
-impl LeftCopy {
-    /// A new one.
-    pub fn make(directory: &AreaDirectory, place: &FoundLogPlace, number: u64) -> io::Result<Self> {
-        let name = format!("log-{number}{COPY_ENDING}");
-        let file = directory.directory().file(&name, How::MakeNew).map_err(io::Error::other)?;
-        Ok(LeftCopy { name, file: Arc::new(MirrorFile::make(file, place)?) })
-    }
-
-    /// Whether a guest has the log open.
-    pub fn is_open(&self) -> bool {
-        self.file.says().phase != Phase::Closed
-    }
-
-    /// Where a log has no keeper that could go on with its copy.
-    pub fn refuse_if_open(copy: Option<&Self>, why: &str) -> io::Result<()> {
-        match copy {
-            Some(copy) if copy.is_open() => {
-                Err(refused(format!("the journal whose copy is {} was shipped to a server, and {why}", copy.name)))
-            }
-            _ => Ok(()),
-        }
-    }
-}
 
 impl Journals {
     /// What an earlier worker has left of a log that it shipped.

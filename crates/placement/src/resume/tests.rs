@@ -2,10 +2,11 @@
 
 use super::*;
 use crate::DiskRoute;
-use crate::disk::DiskOptions;
+use crate::attached::DiskOptions;
 use crate::hand_over::Change;
+use crate::held_mark::HeldMark;
 use crate::keeper::{HomeChange, HomeVerdict, Steps, SuperblockBlock};
-use crate::mark::{self, HeldMark};
+use crate::mark;
 use block_route::{Plan, PlanAction, Request, RequestId, RequestKind, Route, Status};
 use jbd2::SuperblockEdit;
 use jbd2::build::{LogBuilder, Transaction};
@@ -217,7 +218,7 @@ impl Rig {
     }
 
     fn says(&self) -> Says {
-        crate::stored::of(&self.log()).expect("read").says
+        self.log().stored().expect("read").says
     }
 
     fn store(&self, block: &[u8]) {
@@ -1374,7 +1375,7 @@ fn one_is_not_forgotten_while_something_of_it_is_on_its_way() {
         }
         assert!(rig.journals.forget_log(&log), "durable by age: {is_aged}");
         // Whatever waits to go home is asked about once more, and a superblock that waited is a block as any other.
-        let passed_on = log.home.take_passed_on();
+        let passed_on = rig.journals.take_passed_on(log.home_disk);
         assert!(passed_on.iter().any(|(_, _, step)| matches!(step, Step::Retry)), "durable by age: {is_aged}");
         let opening = rig.opening();
         let superblock = SuperblockBlock { content: &opening, request: RequestId(8) };
@@ -1617,14 +1618,14 @@ fn a_log_that_could_not_be_put_in_its_place_is_held_again() {
     let marked = log.take_mark().expect("a mark");
     crate::finish::write_in_place(&taking.log(), &log.place, &log.home.file, &log.journal.file).expect("written");
     assert!(matches!(rig.says(), Says::Live(_)), "{:?}", rig.says());
-    let marked = crate::distrust::held_again(&log, &taking, marked);
+    let marked = crate::left_to_guest::held_again(&log, &taking, marked);
     assert!(marked.is_durable);
     drop(taking);
     // Where the mark could not be written, what is live on storage is not taken for all there is.
     assert_eq!(rig.journals.area.adopted(log.id).map(|books| books.handed_over), Some(None));
     log.put_mark_back(Some(marked));
     assert_eq!(rig.says(), Says::Held(before));
-    let raw = crate::stored::of(&log).expect("read").superblock.expect("a superblock");
+    let raw = log.stored().expect("read").superblock.expect("a superblock");
     assert!(raw.sequence >= rig.builder.sequence, "{raw:?}");
     // What is committed from now on is nowhere else.
     rig.commit(2001);

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::description::{AreaDirectory, PIECES_DESCRIBED_MAX};
-use crate::disk::{DiskOptions, PlacementKind};
+use crate::disk::{DiskSettings, PlacementKind};
 use crate::journals::{Journals, JournalsOptions};
 use guest_kit::image::{ExtRecipe, Journal as JournalRecipe, journal_device};
 use guest_memory::VmMemory;
@@ -11,14 +11,12 @@ use std::path::Path;
 const MIB: u64 = 1 << 20;
 
 fn disk(name: &str, path: &Path, read_only: bool) -> Arc<Disk> {
-    let options = DiskOptions {
+    let options = DiskSettings {
         name: name.to_owned(),
         path: path.to_owned(),
         placement: PlacementKind::Copy,
         honour_flush: false,
         read_only,
-        nvm: None,
-        remote: None,
         durable_within: None,
         write_log: None,
     };
@@ -169,7 +167,7 @@ fn journals_in_very_many_pieces_are_left_alone() {
         let options = pieces.iter().zip(0..).map(|(pieces, number): (&u32, u32)| {
             let path = base.path().join(format!("image-{number}"));
             in_pieces(&path, *pieces);
-            disk(&format!("disk{number}"), &path, false).options.clone()
+            disk(&format!("disk{number}"), &path, false).options.clone().into()
         });
         let options = JournalsOptions { disks: options.collect(), budget_bytes: 64 << 20, tracer: None };
         let journals = Journals::new(&VmMemory::new(), directory, options).expect("it can be served");
@@ -195,7 +193,7 @@ fn logs_that_were_forgotten_take_nothing() {
     in_pieces(&path, 2000);
     let directory =
         AreaDirectory::create(&base.path().join("vms"), &base.path().join("registry")).expect("a directory");
-    let options = vec![disk("disk", &path, false).options.clone()];
+    let options = vec![disk("disk", &path, false).options.clone().into()];
     let options = JournalsOptions { disks: options, budget_bytes: 64 << 20, tracer: None };
     let journals = Journals::new(&VmMemory::new(), directory, options).expect("it can be served");
     let image = File::options().write(true).open(&path).expect("the image");

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::mark::{MarkKind, distrusted, marked};
+use crate::nvm::books::{RegionBooks, RegionVerdict, RegionWhy};
 use jbd2::SuperblockEdit;
 
 const SEQUENCE: u32 = 77;
@@ -72,7 +73,7 @@ fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     for bits in 0..8 {
         for start in [0, 1, 500] {
-            for errno in [0, MARK_ERRNO, -30] {
+            for errno in [0, jbd2::ERRNO_EIO, -30] {
                 for servers in [Servers::Zeros, Servers::Torn, Servers::OtherSequence, Servers::Whole] {
                     for memorys in MEMORYS {
                         cases.push(Case {
@@ -250,7 +251,7 @@ fn storage_is_judged_by_what_is_held() {
     let books = books(&guests);
     let with_mark = |opening: Opening| marked(&before, MarkKind::Held, &opening).expect("a superblock");
     let plain = edited(&before, |edit| {
-        edit.errno(MARK_ERRNO);
+        edit.errno(jbd2::ERRNO_EIO);
     });
     let open = |sequence: u32| {
         edited(&before, |edit| {
@@ -421,7 +422,7 @@ fn storage_is_judged_by_what_a_region_has() {
     }
     // A region of an earlier amberlog, whose mark has no number.
     let plain = edited(&before, |edit| {
-        edit.errno(MARK_ERRNO);
+        edit.errno(jbd2::ERRNO_EIO);
     });
     let earlier = RegionBooks { mark_checksum: crc32c::crc32c(&plain[..jbd2::SUPERBLOCK_BYTES]), ..books };
     assert_eq!(judge(&earlier, &plain), Ok(RegionVerdict::Marked));

@@ -29,7 +29,7 @@ fn with_a_failed_checkpoint(change: impl FnOnce(&mut NvmOptions)) -> Rig {
     let at = rig.home_at(0, IN_USE);
     assert_eq!(rig.request(RequestKind::Write, at, &mut content(1)), 0, "absorbed");
     fails_at(&mut rig, at);
-    rig.journals.disk(0).options.nvm.as_ref().expect("regions").request_checkpoint();
+    rig.journals.region(0).expect("regions").request_checkpoint();
     woken(&mut rig);
     rig
 }

@@ -10,8 +10,8 @@ impl Rig {
         let (path, lock) = (area.path().to_owned(), area.lock_file().try_clone().expect("a descriptor"));
         let registry = self.image.with_file_name("registry");
         let (area, description) = AreaDirectory::adopt(&path, &registry, lock).expect("it is there");
-        let options = self.journals.disk(0).options.clone();
-        let nvm = options.nvm.as_ref().expect("regions").options.clone();
+        let options = DiskOptions::from(self.journals.disk(0).options.clone());
+        let nvm = self.journals.region(0).expect("regions").options.clone();
         // Of the process that is gone nobody has a lock; here it is the same one.
         let bytes = std::fs::read(&self.region).expect("the regions");
         let of = |choice: RegionChoice| {

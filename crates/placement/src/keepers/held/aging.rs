@@ -338,9 +338,14 @@ impl Aging {
         call: impl FnOnce(&mut Durability, Duration, &mut dyn View, &mut Vec<durability::Step>) -> T,
     ) -> T {
         let mut said = Vec::new();
+        let was_lost = self.watched.is_lost();
         let mut view = Shown { log, area: &held.area, id: held.id, watched: &mut self.watched };
         let (compounds, was_proven) = (self.machine.status().compounds, self.machine.is_proven());
         let result = call(&mut self.machine, log.home.now() - self.since, &mut view, &mut said);
+        if self.watched.is_lost() && !was_lost {
+            // No age is in force from here on, and what ended until now was no matter of the guest's flushes.
+            log.home.set_dirty();
+        }
         self.time_compounds(log, compounds);
         if !was_proven && self.machine.is_proven() {
             // From here on a commit that is answered late is promised to be durable. What waited is.

@@ -3,7 +3,7 @@
 use super::disk::Disk;
 use super::life::Life;
 use super::network::{Network, Weather};
-use crate::disk::{Disk as VmDisk, DiskOptions, PlacementKind};
+use crate::disk::{Disk as VmDisk, DiskSettings, PlacementKind};
 use crate::remote::tests::Random;
 use crate::remote::{JournalStorage, MarkFound, RemoteMark, RemoteOptions, recover_remote_image};
 use crate::scan::{self, FoundLogPlace};
@@ -405,15 +405,13 @@ impl World {
     }
 }
 
-pub(super) fn options(path: PathBuf) -> DiskOptions {
-    DiskOptions {
+pub(super) fn options(path: PathBuf) -> DiskSettings {
+    DiskSettings {
         name: NAME.to_owned(),
         path,
         placement: PlacementKind::Remote,
         honour_flush: true,
         read_only: false,
-        nvm: None,
-        remote: None,
         durable_within: None,
         write_log: None,
     }

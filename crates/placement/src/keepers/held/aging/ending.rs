@@ -329,8 +329,9 @@ pub(super) fn fail_waiting(unheld: Vec<Unheld>, later: Vec<(RequestId, Vec<u8>)>
 mod tests {
     use super::super::Shown;
     use super::*;
+    use crate::attached::DiskOptions;
     use crate::description::AreaDirectory;
-    use crate::disk::{DiskOptions, PlacementKind};
+    use crate::disk::PlacementKind;
     use crate::journals::{Journals, JournalsOptions};
     use durability::{Durability, Freed, Transaction};
     use guest_memory::VmMemory;

@@ -279,7 +279,7 @@ impl Held {
                     .call(self, log, steps, |machine, now, view, said| machine.write_ended(now, id, is_ok, view, said))
             });
             // With no age the guest is told when it is durable, and that is the route's to see to, but for what a replay brings back.
-            let is_aged = !aging.within.is_zero();
+            let is_aged = !aging.answers_late();
             is_covered = is_aged || (is_spared && aging.ending.is_none());
             if is_aged {
                 let answer = aging.ask(Asked::Nobody);

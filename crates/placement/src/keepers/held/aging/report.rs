@@ -1,8 +1,8 @@
 //! What is said of durability by age to who asks.
 
 use super::{Aging, Held};
+use crate::durability_report::DurabilityReport;
 use crate::log::Log;
-use crate::report::DurabilityReport;
 use std::time::Duration;
 
 impl Held {
