@@ -400,6 +400,30 @@ fn a_bitmap_that_changes_changes_the_answer() {
 }
 
 /// What a removal by debugfs changes, as one transaction, frees the blocks of the file, and no others but blocks of its map.
+/// A kernel that puts the first block into a group writes its bitmap, and that it is there.
+#[test]
+fn a_group_descriptor_that_changes_changes_the_answer() {
+    let directory = scratch();
+    let image = mke2fs(directory.path(), &["-t", "ext4", "-b", "4096", "-J", "size=4", "-g", "2048"], "128M");
+    let mut bytes = std::fs::read(&image).expect("an image");
+    let superblock = only(&image).superblock;
+    let groups = superblock.groups_count() as u32;
+    let group_of = |bytes: &Vec<u8>, index| group(bytes, &superblock, index).expect("memory").expect("there");
+    let index = (0..groups).find(|index| group_of(&bytes, *index).flags & 2 != 0).expect("one without a bitmap");
+    let block = u64::from(superblock.blocks_per_group) * u64::from(index + 1) - 1;
+    let mut allocation = Allocation::default();
+    assert!(allocation.is_free(&bytes, block).expect("memory"));
+    // All of it is in use. The flags are at byte 18 of a descriptor; descriptors begin in the second block.
+    let bitmap = group_of(&bytes, index).block_bitmap as usize * 4096;
+    bytes[bitmap..bitmap + 4096].fill(0xff);
+    bytes[4096 + index as usize * superblock.descriptor_size as usize + 18] &= !2;
+    assert_eq!(group_of(&bytes, index).flags & 2, 0);
+    assert!(allocation.is_free(&bytes, block).expect("memory"), "nobody said that it changed");
+    let descriptors = bytes[4096..8192].to_vec();
+    allocation.changed(1, Some(&descriptors));
+    assert!(!allocation.is_free(&bytes, block).expect("memory"));
+}
+
 #[test]
 fn a_bitmap_tells_what_was_freed() {
     let directory = scratch();

@@ -48,7 +48,15 @@ fn first_difference(one: &Path, other: &Path) -> Option<usize> {
 #[test]
 fn a_log_of_writes_makes_the_image() {
     let bench = Bench::new();
-    let placements = ["retain", "copy", "storage", "discard"];
+    let placements = [
+        ("retain", "retain"),
+        ("copy", "copy"),
+        ("storage", "storage"),
+        ("discard", "discard"),
+        // Compounds, superblocks of ours and what the host writes home are in the log, too.
+        ("within-1", "retain,durable-within=1"),
+        ("within-0", "copy,durable-within=0"),
+    ];
     let mut words: Vec<OsString> = Vec::new();
     let mut script = "mount_it() { mkdir -p /mnt/$1; mount -t ext4 -o data=$2,discard /dev/$1 /mnt/$1 || fail mount $1; }
         work() {
@@ -66,11 +74,11 @@ fn a_log_of_writes_makes_the_image() {
         words.push(format!("{}{placement},log-writes={}", bench.path(name).display(), log.display()).into());
         images.push(name.to_owned());
     };
-    for (letter, placement) in ('a'..).zip(placements) {
+    for (letter, (name, placement)) in ('a'..).zip(placements) {
         let block_bytes = if letter == 'b' { 1024 } else { 4096 };
-        ExtRecipe { block_bytes, ..ExtRecipe::ext4(48, 6) }.make(&bench.path(placement)).unwrap();
-        attach(placement, "--disk", &format!(",placement={placement}"));
-        let mode = if letter == 'a' { "journal" } else { "ordered" };
+        ExtRecipe { block_bytes, ..ExtRecipe::ext4(48, 6) }.make(&bench.path(name)).unwrap();
+        attach(name, "--disk", &format!(",placement={placement}"));
+        let mode = if ['a', 'e'].contains(&letter) { "journal" } else { "ordered" };
         script += &format!(
             "d=vd{letter}; mount_it $d {mode}; work /mnt/$d; umount /mnt/$d; mount_it $d journal; work /mnt/$d/d20\n"
         );
@@ -80,7 +88,7 @@ fn a_log_of_writes_makes_the_image() {
     ExtRecipe { journal: Journal::External(journal), ..ExtRecipe::ext4(48, 0) }.make(&bench.path("home")).unwrap();
     attach("home", "--disk", "");
     attach("journal", "--journal-disk", "");
-    script += "d=vde; mount_it $d journal,journal_path=/dev/vdf; work /mnt/$d\nsync\nmark done";
+    script += "d=vdg; mount_it $d journal,journal_path=/dev/vdh; work /mnt/$d\nsync\nmark done";
     let mut spec = bench.spec("log-writes", script, words);
     spec.programs = vec!["fallocate", "fstrim"];
     let mut guest = Guest::start(spec).unwrap();
