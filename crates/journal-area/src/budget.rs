@@ -135,6 +135,20 @@ impl JournalArea {
         AreaMemory { held_bytes: self.budget.held_bytes(&self.logs), copied_bytes: self.logs.sum(Cell::pool_bytes) }
     }
 
+    /// What this log has to give back: as [`JournalArea::under_pressure`] says of one, but for pages, which each log gives back that somebody
+    /// waits to write to one of. One whose disk does not answer keeps no others waiting.
+    pub fn pressure_on(&self, id: LogId) -> Option<Pressure> {
+        match self.under_pressure() {
+            Some((one, pressure)) if one == id => Some(pressure),
+            Some((_, Pressure::Pages)) => {
+                let starved = self.pages.starved();
+                let has_one = |jcb: &mut VmJcb| starved.iter().any(|page| jcb.position_of_page(*page).is_some());
+                self.with(id, has_one).unwrap_or(false).then_some(Pressure::Pages)
+            }
+            _ => None,
+        }
+    }
+
     /// The log that has to give memory back, and what of it. If somebody waits to write to a retained page, the log that the
     /// page belongs to: with nothing copied, only a write home of the page itself lets it go. If tables and copies take more
     /// than the budget, or than the host leaves the VM ([`JournalArea::set_room`]), the largest log of those that have something to write home.

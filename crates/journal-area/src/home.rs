@@ -265,10 +265,17 @@ impl VmJcb {
         }
     }
 
-    /// A home write, the guest's or the host's, has ended; with `ok` it has reached storage. Returns the number of
-    /// versions it released.
-    pub(crate) fn home_write_ended(&mut self, pages: &Pages, operation: usize, ok: bool) -> u64 {
-        let Some(mut operation) = self.in_flight.end(operation) else { return 0 };
+    /// A home write, the guest's or the host's, has ended; with `ok` it has reached storage. Returns blocks to which it may have brought
+    /// something else than the version it was to bring: that was in a page which is the guest's to change again since it began.
+    pub(crate) fn home_write_ended(&mut self, pages: &Pages, operation: usize, ok: bool) -> Vec<u64> {
+        let Some(mut operation) = self.in_flight.end(operation) else { return Vec::new() };
+        let is_let_go = |candidate: &&Candidate| {
+            let Candidate { position, sequence, location, .. } = **candidate;
+            let is_as_it_was = self.location(position) == location && self.sequence_of(position) == Some(sequence);
+            matches!(location, Location::Guest(_)) && !is_as_it_was
+        };
+        let changed: Vec<u64> =
+            operation.candidates.iter().filter(is_let_go).map(|candidate| candidate.block).collect();
         if self.contradiction.is_some() {
             // Where home is, is in doubt; but not where the guest itself has written.
             if !operation.tainted && ok {
@@ -306,7 +313,7 @@ impl VmJcb {
             Writer::Host => self.counters.written_home_by_host += released,
         }
         self.give_back_sparse();
-        released
+        changed
     }
 
     /// The committed version of `block`, which was only at home, is about to be overwritten there: hold it again.

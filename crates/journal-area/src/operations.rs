@@ -97,17 +97,17 @@ impl JournalArea {
         });
     }
 
-    /// A home write has ended; with `ok` it reached storage.
-    pub fn home_write_ended(&self, id: LogId, operation: usize, ok: bool) {
-        let Some(cell) = self.logs.cell(id) else { return };
-        let has_left = self.locked(&cell, |jcb| {
-            jcb.home_write_ended(&self.pages, operation, ok);
-            jcb.has_left()
-        });
+    /// A home write has ended; with `ok` it reached storage. Gives blocks to which it may have brought something else than the version
+    /// that it was to bring: the page with that was let go meanwhile, and the guest may have changed it.
+    pub fn home_write_ended(&self, id: LogId, operation: usize, ok: bool) -> Vec<u64> {
+        let Some(cell) = self.logs.cell(id) else { return Vec::new() };
+        let (changed, has_left) =
+            self.locked(&cell, |jcb| (jcb.home_write_ended(&self.pages, operation, ok), jcb.has_left()));
         if has_left {
             self.logs.remove(id);
         }
         self.let_go();
+        changed
     }
 
     /// The committed version of `block`, which `content` is, has to be in its own place in the log on storage, because there is no memory

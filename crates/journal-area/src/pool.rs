@@ -34,8 +34,10 @@ struct Slab {
     /// One word a chunk: a set bit is a slot in use.
     used: Vec<u64>,
     reserved: Vec<bool>,
-    /// Chunks that may have a free slot; a stack, so that the memory used last is used again first.
+    /// Chunks that may have a free slot, each once; a stack, so that the memory used last is used again first.
     candidates: Vec<u32>,
+    /// Whether a chunk is among them: it may be though it is full, until it is looked at.
+    is_candidate: Vec<bool>,
     empty_reserved: usize,
     slots_used: u64,
     chunks_max: usize,
@@ -52,6 +54,7 @@ impl Slab {
             used: Vec::new(),
             reserved: Vec::new(),
             candidates: Vec::new(),
+            is_candidate: Vec::new(),
             empty_reserved: 0,
             slots_used: 0,
             chunks_max: slots_max.div_ceil(SLOTS_PER_CHUNK) as usize,
@@ -78,13 +81,15 @@ impl Slab {
                 None if self.used.len() < self.chunks_max => {
                     self.used.push(0);
                     self.reserved.push(false);
-                    self.candidates.push(self.used.len() as u32 - 1);
+                    self.is_candidate.push(false);
+                    self.set_candidate(self.used.len() - 1);
                     self.used.len() - 1
                 }
                 None => return None,
             };
             if self.used[chunk] == u64::MAX {
                 self.candidates.pop();
+                self.is_candidate[chunk] = false;
                 continue;
             }
             if !self.reserved[chunk] {
@@ -122,6 +127,7 @@ impl Slab {
         while self.used.len() <= chunk {
             self.used.push(0);
             self.reserved.push(true);
+            self.is_candidate.push(false);
             self.chunks_reserved += 1;
         }
         let bit = 1 << (slot % SLOTS_PER_CHUNK);
@@ -131,18 +137,31 @@ impl Slab {
         fresh
     }
 
-    /// All that is in use has been claimed, and slots are taken and given from now on. What is empty has to be reserved first: it
-    /// may have been given back.
-    fn go_on(&mut self) {
+    /// All that is in use has been claimed, and slots are taken and given from now on. What is empty goes back to the host, wherever
+    /// the process before had kept some, and has to be reserved first.
+    fn go_on(&mut self, file: &HostFile) {
         self.candidates.clear();
+        self.is_candidate.fill(false);
         for chunk in (0..self.used.len()).rev() {
             if self.used[chunk] == 0 {
-                self.reserved[chunk] = false;
-                self.chunks_reserved -= 1;
+                self.empty_reserved += 1;
+                // Where the host does not take it, it counts as what is there.
+                self.give_back(file, chunk);
             }
             if self.used[chunk] != u64::MAX {
-                self.candidates.push(chunk as u32);
+                self.set_candidate(chunk);
             }
+        }
+        let known = self.used.len() as u64 * self.chunk_bytes();
+        let rest = self.chunks_max as u64 * self.chunk_bytes() - known;
+        if rest > 0 && file.give_back(self.base + known, rest).is_err() {
+            log::debug!("what an earlier process had kept of a copy pool stays until it is used");
+        }
+    }
+
+    fn set_candidate(&mut self, chunk: usize) {
+        if !std::mem::replace(&mut self.is_candidate[chunk], true) {
+            self.candidates.push(chunk as u32);
         }
     }
 
@@ -150,9 +169,7 @@ impl Slab {
         let chunk = (slot / SLOTS_PER_CHUNK) as usize;
         let bit = 1 << (slot % SLOTS_PER_CHUNK);
         assert!(self.used[chunk] & bit != 0, "slot {slot} given back twice");
-        if self.used[chunk] == u64::MAX {
-            self.candidates.push(chunk as u32);
-        }
+        self.set_candidate(chunk);
         self.used[chunk] &= !bit;
         self.slots_used -= 1;
         if self.used[chunk] == 0 {
@@ -351,8 +368,8 @@ impl Pool {
 
     /// All slots that a found table names were claimed: from now on others are taken and given.
     pub fn go_on(&mut self) {
-        self.blocks.go_on();
-        self.smalls.go_on();
+        self.blocks.go_on(&self.file);
+        self.smalls.go_on(&self.file);
     }
 
     /// Whether the host's memory files have room for more than has to be there.
@@ -419,6 +436,44 @@ mod tests {
         assert_eq!(pool.memory_bytes(), pool.spare_bytes());
         assert!(pool.give_back_spares() && !pool.give_back_spares());
         assert_eq!(pool.memory_bytes(), 0, "empty chunks go back");
+    }
+
+    /// A guest can write one log block again and again: a copy is taken for it, and the one before given back.
+    #[test]
+    fn what_is_known_of_chunks_does_not_grow_with_what_comes_and_goes() {
+        let (_directory, mut pool) = pool(128);
+        let mut slots: Vec<u32> = (0..63).map(|_| pool.insert_block(&[1; 1024]).expect("room")).collect();
+        for turn in 0..1000 {
+            let next = pool.insert_block(&[2; 1024]).expect("room");
+            pool.give_block(std::mem::replace(&mut slots[turn % 63], next));
+            assert!(pool.blocks.candidates.len() <= pool.blocks.used.len());
+        }
+    }
+
+    /// What a process has kept, and nothing is in, goes back to the host when another one goes on with its log.
+    #[test]
+    fn who_goes_on_has_no_memory_that_nobody_counts() {
+        let directory = tempfile::tempdir_in("/dev/shm").expect("a directory in tmpfs");
+        let path = directory.path().join("pool");
+        let allocated = || std::os::unix::fs::MetadataExt::blocks(&std::fs::metadata(&path).expect("the file")) * 512;
+        for claimed in [None, Some(5), Some(20 * 64)] {
+            let mut pool = Pool::create(&path, 1024, 4096).expect("a new pool");
+            let slots: Vec<u32> = (0..50 * 64).map(|_| pool.insert_block(&[1; 1024]).expect("room")).collect();
+            let file = HostFile::open(&path).expect("it is there");
+            drop(pool);
+            let mut pool = Pool::from_file(file, &path, 1024, 4096).expect("its own");
+            if let Some(slot) = claimed {
+                assert!(pool.claim_block(slots[slot as usize]));
+            }
+            pool.go_on();
+            assert_eq!(allocated(), u64::from(claimed.is_some()) * 64 * 1024, "{claimed:?}");
+            assert_eq!((allocated(), pool.spare_bytes()), (pool.memory_bytes(), 0));
+            if let Some(slot) = claimed {
+                pool.give_block(slots[slot as usize]);
+            }
+            assert!(pool.insert_block(&[3; 1024]).is_some());
+            std::fs::remove_file(&path).expect("removed");
+        }
     }
 
     /// What a load has filled once has memory when it comes again, until it has not come for a while.

@@ -44,6 +44,7 @@ impl VmJcb {
         let Some(tail) = jcb.table.tail() else {
             // It was closed, and perhaps not all of it forgotten.
             jcb.table.clear();
+            jcb.pool.go_on();
             return Ok(jcb);
         };
         if jcb.table.is_distrusted() || jcb.table.is_torn() {

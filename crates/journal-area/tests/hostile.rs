@@ -74,7 +74,9 @@ impl Rig {
 
     fn write_home(&self, first: u64, count: u64) {
         match self.area.home_write_begins(self.log, first..first + count, &[], &Over::Unknown) {
-            HomeWrite::Go { operation, .. } => self.area.home_write_ended(self.log, operation, true),
+            HomeWrite::Go { operation, .. } => {
+                self.area.home_write_ended(self.log, operation, true);
+            }
             other => panic!("{other:?}"),
         }
     }

@@ -578,6 +578,63 @@ fn a_page_that_cannot_be_copied_stays_until_it_is_home() {
     simulated_room::set_full(false);
 }
 
+/// Somebody waits for pages of two logs. Each has its own written home: the disk of one may not answer.
+#[test]
+fn every_log_gives_back_pages_that_somebody_waits_for() {
+    let mut rig = Rig::new();
+    let pages = [PageId(5), PageId(7)];
+    let first = rig.log;
+    rig.fill(pages[0], 5);
+    rig.commit(&[(10, pages[0])]);
+    let second = rig.area.make_log(rig.directory.path(), "second", SHAPE, Holding::Retain, Vec::new()).expect("a log");
+    let opened = rig.area.superblock_written(second, &rig.superblock.build()).expect("held");
+    assert_eq!(opened, SuperblockEffect::Opened);
+    let (_, format) = Superblock::parse(&rig.superblock.build()).expect("valid");
+    (rig.log, rig.builder) = (second, LogBuilder::new(format, 1, 1));
+    rig.fill(pages[1], 7);
+    rig.commit(&[(20, pages[1])]);
+    assert_eq!((rig.area.pressure_on(first), rig.area.pressure_on(second)), (None, None));
+    simulated_room::set_full(true);
+    for page in pages {
+        assert!(!rig.memory.simulated_guest_tries(page, 0, &[9; BLOCK]));
+    }
+    for log in [second, first] {
+        assert_eq!(rig.area.pressure_on(log), Some(Pressure::Pages), "{log:?}");
+        for (operation, _) in rig.area.host_writes(log, 8, false) {
+            rig.area.home_write_ended(log, operation, true);
+        }
+        assert_eq!(rig.area.pressure_on(log), None, "{log:?}");
+    }
+    assert!(pages.iter().all(|page| !rig.memory.is_retained(*page)), "both are home, and let go");
+    simulated_room::set_full(false);
+}
+
+/// The host writes a version home from the page that has it. The guest changes that page meanwhile, and the version is in a copy from then on:
+/// what the write has brought is not known.
+#[test]
+fn a_page_that_is_let_go_under_a_write_of_the_hosts_is_told_of() {
+    for (is_changed, is_ok) in [(false, true), (true, true), (true, false)] {
+        let mut rig = Rig::new();
+        let pages = [PageId(5), PageId(7)];
+        pages.iter().for_each(|page| rig.fill(*page, 5));
+        let positions = rig.commit(&[(10, pages[0]), (20, pages[1])]);
+        let writes = rig.area.host_writes(rig.log, 8, false);
+        assert_eq!(writes.iter().map(|(_, write)| write.block).collect::<Vec<_>>(), [10, 20]);
+        if is_changed {
+            rig.fill(pages[0], 9);
+        }
+        let changed =
+            writes.into_iter().flat_map(|(operation, _)| rig.area.home_write_ended(rig.log, operation, is_ok));
+        let changed: Vec<u64> = changed.collect();
+        assert_eq!(changed, if is_changed { vec![10] } else { vec![] });
+        assert_eq!(rig.area.owed(rig.log).blocks, [2, 0, 2, 1][usize::from(is_ok) + 2 * usize::from(is_changed)]);
+        if is_changed {
+            assert!(rig.holds(positions[0], 5));
+        }
+        rig.area.check().expect("the books are right");
+    }
+}
+
 /// What the host leaves the VM becomes less than what it holds: what was copied goes home, though its own budget has no end, and
 /// nothing is refused meanwhile.
 #[test]

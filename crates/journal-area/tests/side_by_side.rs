@@ -321,8 +321,7 @@ impl<'b> Log<'b> {
 
     /// Gives memory back, if that is wanted of this log.
     fn relieve(&mut self) {
-        let pressure = self.area().under_pressure();
-        if let Some((_, pressure)) = pressure.filter(|(id, _)| *id == self.id) {
+        if let Some(pressure) = self.area().pressure_on(self.id) {
             self.seen.pressed += u64::from(pressure == Pressure::Copies);
             self.seen.waited_for += u64::from(pressure == Pressure::Pages);
             self.host_writes(16, pressure == Pressure::Copies);

@@ -16,6 +16,8 @@ mod gone;
 mod large;
 #[path = "aged/placed.rs"]
 mod placed;
+#[path = "aged/retained.rs"]
+mod retained;
 #[path = "aged/room.rs"]
 mod room;
 
@@ -47,15 +49,21 @@ const SECTOR: usize = 512;
 /// Blocks that every transaction writes: in use, so no appends, and with nothing in them.
 type Homes = [u64; 3];
 
-fn homes(image: &Vec<u8>, journal: &[u64]) -> Homes {
+/// Blocks that are in use, and have nothing in them.
+fn blocks_in_use(image: &Vec<u8>, journal: &[u64]) -> Vec<u64> {
     let mut allocation = extfs::Allocation::default();
-    let mut found = (0..BLOCKS).filter(|block| {
+    let is_one = |block: &u64| {
         let content = &image[(block * BLOCK) as usize..][..BLOCK as usize];
         !journal.contains(&(block * BLOCK))
             && content.iter().all(|byte| *byte == 0)
             && !allocation.is_free(image, *block).expect("bitmaps")
-    });
-    std::array::from_fn(|_| found.next().expect("an inode table has unused blocks"))
+    };
+    (0..BLOCKS).filter(is_one).collect()
+}
+
+fn homes(image: &Vec<u8>, journal: &[u64]) -> Homes {
+    let found = blocks_in_use(image, journal);
+    std::array::from_fn(|index| *found.get(index).expect("an inode table has unused blocks"))
 }
 
 struct Rig {
@@ -96,6 +104,10 @@ impl Rig {
 
     /// And its log has so many MiB.
     fn with_log(start: u64, within: Option<Duration>, log_mib: u64) -> Self {
+        Self::with_placement(start, within, log_mib, PlacementKind::Copy)
+    }
+
+    fn with_placement(start: u64, within: Option<Duration>, log_mib: u64, placement: PlacementKind) -> Self {
         let blocks = BLOCKS + (log_mib - 4) * 512;
         let directory = tempfile::tempdir_in("/dev/shm").expect("tmpfs");
         let image = directory.path().join("image");
@@ -135,7 +147,7 @@ impl Rig {
         let options = DiskOptions {
             name: "disk".to_owned(),
             path: image.clone(),
-            placement: PlacementKind::Copy,
+            placement,
             honour_flush: false,
             read_only: false,
             nvm: None,

@@ -198,6 +198,14 @@ impl Durability {
         is_known || !sequence::is_after(transaction, asked.as_of)
     }
 
+    /// A write that is about to end may have brought something else to these blocks than what it was to bring: what it came from was let go
+    /// while it waited or was under way. What is at home of them is not known.
+    pub fn write_is_unsure(&mut self, id: WriteId, blocks: &[u64]) {
+        if let Some(flight) = self.flights.get_mut(&id) {
+            flight.marks.retain(|block, _| !blocks.contains(block));
+        }
+    }
+
     /// A write that may go sets out, and these blocks of it are seen to carry just the newest committed version: rule (g). For the rest of
     /// them, and where nobody says so, the guest writes past its journal.
     pub fn write_carries(&mut self, id: WriteId, blocks: impl IntoIterator<Item = u64>) {

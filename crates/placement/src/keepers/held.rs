@@ -370,8 +370,8 @@ impl Keeper for Held {
     }
 
     fn home_ended(&self, log: &Log, operation: usize, is_ok: bool, steps: &mut Steps) -> bool {
-        self.area.home_write_ended(self.id, operation, is_ok);
-        let is_covered = self.aged_home_ended(log, operation, is_ok, steps);
+        let changed = self.area.home_write_ended(self.id, operation, is_ok);
+        let is_covered = self.aged_home_ended(log, operation, (is_ok, &changed), steps);
         if log.is_emptying() || std::mem::take(&mut self.inner().is_host_barred) {
             // What was in the way of a host write may have been this.
             self.drive(log, steps);
@@ -384,7 +384,7 @@ impl Keeper for Held {
         match task {
             Task::HostWrite(operation) => {
                 self.inner().host_in_flight -= 1;
-                self.area.home_write_ended(self.id, operation, error.is_none());
+                let changed = self.area.home_write_ended(self.id, operation, error.is_none());
                 self.note_host_write(log, error.is_none());
                 if let Some(error) = error {
                     log::error!("writing owed blocks home failed: {error}; they stay owed");
@@ -393,7 +393,7 @@ impl Keeper for Held {
                         log.end_emptying(Some(false));
                     }
                 }
-                self.aged_home_ended(log, operation, error.is_none(), steps);
+                self.aged_home_ended(log, operation, (error.is_none(), &changed), steps);
                 steps.push(Side::Home, Step::Retry);
             }
             Task::Stored(position) => {
@@ -424,7 +424,7 @@ impl Keeper for Held {
             return;
         }
         let is_emptying = log.is_emptying();
-        let pressure = self.area.under_pressure().filter(|(id, _)| *id == self.id).map(|(_, what)| what);
+        let pressure = self.area.pressure_on(self.id);
         if !is_emptying && pressure.is_none() {
             return;
         }

@@ -279,12 +279,25 @@ fn a_commit_beside_a_fault_is_held() {
 fn a_bitmap_that_could_not_be_read_is_not_known_any_more() {
     let mut rig = Rig::new(Some(LONG));
     rig.open();
+    rig.flushes();
+    rig.write_home(BLOCKS - 1, DIRECT);
+    rig.settle();
+    assert_eq!(rig.flushes(), 0, "an age is in force");
     let image = std::fs::read(&rig.image).expect("the image");
     let log = rig.transaction();
     rig.file.set_len(0).expect("cut short");
     rig.write_log(&log, |_| true);
     rig.file.write_all_at(&image, 0).expect("it is there again");
+    // None is any more: what ended until now is the flush's to cover.
+    rig.request(RequestKind::Flush, 0, &[]);
+    let flush = RequestId(rig.next);
+    let is_its =
+        |operation: &DiskOperation| operation.operation == Operation::Flush && operation.request == Some(flush);
+    assert!(rig.waiting.iter().any(is_its), "it is answered at once");
     rig.settle();
+    rig.write_home(BLOCKS - 1, DIRECT);
+    rig.settle();
+    assert_eq!(rig.flushes(), 1, "it is nowhere else");
     for _ in 0..2 {
         let report = rig.journals.report("vm");
         let durability = report.disks[0].durability.as_ref().expect("it is aged");

@@ -114,6 +114,8 @@ struct Aging {
     stint: u64,
     format: Format,
     watched: Watched,
+    /// Its bitmaps were not understood already when the machine was asked last.
+    was_lost: bool,
     opening: Opening,
     /// The guest's superblock as it wrote it last.
     superblock: Vec<u8>,
@@ -256,6 +258,7 @@ impl Aging {
             stint: 0,
             format,
             watched: Watched::default(),
+            was_lost: false,
             opening,
             superblock: superblock.to_vec(),
             counted_at: log.home.now(),
@@ -338,11 +341,10 @@ impl Aging {
         call: impl FnOnce(&mut Durability, Duration, &mut dyn View, &mut Vec<durability::Step>) -> T,
     ) -> T {
         let mut said = Vec::new();
-        let was_lost = self.watched.is_lost();
         let mut view = Shown { log, area: &held.area, id: held.id, watched: &mut self.watched };
         let (compounds, was_proven) = (self.machine.status().compounds, self.machine.is_proven());
         let result = call(&mut self.machine, log.home.now() - self.since, &mut view, &mut said);
-        if self.watched.is_lost() && !was_lost {
+        if self.watched.is_lost() && !std::mem::replace(&mut self.was_lost, true) {
             // No age is in force from here on, and what ended until now was no matter of the guest's flushes.
             log.home.set_dirty();
         }

@@ -263,18 +263,20 @@ impl Held {
         }
     }
 
-    /// A home write, the guest's or the host's, has ended. Says whether no flush of the guest's has to cover it.
+    /// A home write, the guest's or the host's, has ended, and what it has brought to some blocks is not known. Says whether no flush of the
+    /// guest's has to cover it.
     pub(in crate::keepers::held) fn aged_home_ended(
         &self,
         log: &Log,
         operation: usize,
-        is_ok: bool,
+        (is_ok, changed): (bool, &[u64]),
         steps: &mut Steps,
     ) -> bool {
         let mut state = self.state();
         let mut is_covered = true;
         if let Some(aging) = &mut state.aging {
             let is_spared = aging.flights.remove(&operation).is_some_and(|id| {
+                aging.machine.write_is_unsure(id, changed);
                 !aging
                     .call(self, log, steps, |machine, now, view, said| machine.write_ended(now, id, is_ok, view, said))
             });
