@@ -208,7 +208,7 @@ impl RunningRing {
                 self.queue.set_next_avail(used_index.wrapping_add(heads.len() as u16));
                 self.resubmit = heads.into();
                 // Who had it before may have died between an answer and its interrupt.
-                self.tell_anyway = true;
+                self.tell_anyway();
             }
         } else if whose == Whose::AnEarlierOnes {
             let available =
@@ -244,9 +244,11 @@ impl RunningRing {
         self.tell_anyway |= std::mem::take(&mut self.has_answered);
     }
 
-    /// Has the guest told at the next occasion, whether it asked for it or not.
+    /// Has the guest told at the next occasion, whether it asked for it or not: of what somebody else may have answered. That is told again
+    /// where it is told elsewhere.
     pub(crate) fn tell_anyway(&mut self) {
         self.tell_anyway = true;
+        self.has_answered = true;
     }
 
     /// The guest pages of the ring.

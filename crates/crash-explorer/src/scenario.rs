@@ -31,6 +31,10 @@ pub struct Scenario {
     /// Bytes of a block.
     pub block_bytes: u32,
     is_external: bool,
+    /// Features beyond the usual, for `mke2fs -O`, …
+    features: &'static [&'static str],
+    /// … and further words for it.
+    arguments: &'static [&'static str],
     /// Mount options.
     options: &'static str,
     /// Unmounted and mounted again half way.
@@ -44,6 +48,8 @@ const SCENARIO: Scenario = Scenario {
     ext3: false,
     block_bytes: 4096,
     is_external: false,
+    features: &[],
+    arguments: &[],
     options: "data=journal",
     remounts: false,
     seed: 1,
@@ -61,11 +67,27 @@ impl Scenario {
         Scenario { name: "postmark", load: Load::Postmark, seed: 11, ..SCENARIO },
         Scenario { name: "database", load: Load::Database, seed: 12, ..SCENARIO },
         Scenario { name: "mix", load: Load::Mix, remounts: true, seed: 13, ..SCENARIO },
-        Scenario { name: "mix-ordered", options: "data=ordered,discard", seed: 14, ..SCENARIO },
+        // Six groups, whose bitmaps lie together.
+        Scenario {
+            name: "mix-ordered",
+            arguments: &["-g", "1024"],
+            options: "data=ordered,discard",
+            seed: 14,
+            ..SCENARIO
+        },
         Scenario { name: "mix-small-blocks", block_bytes: 1024, seed: 15, ..SCENARIO },
         Scenario { name: "postmark-ext3", load: Load::Postmark, ext3: true, block_bytes: 1024, seed: 16, ..SCENARIO },
         Scenario { name: "database-external", load: Load::Database, is_external: true, seed: 17, ..SCENARIO },
-        Scenario { name: "reuse-ordered", load: Load::Reuse, options: "data=ordered,discard", seed: 18, ..SCENARIO },
+        // Each group with its own bitmaps.
+        Scenario {
+            name: "reuse-ordered",
+            load: Load::Reuse,
+            features: &["^flex_bg"],
+            arguments: &["-g", "1024"],
+            options: "data=ordered,discard",
+            seed: 18,
+            ..SCENARIO
+        },
         Scenario { name: "reuse-writeback", load: Load::Reuse, options: "data=writeback", seed: 19, ..SCENARIO },
         Scenario {
             name: "postmark-ordered-ext3",
@@ -100,7 +122,15 @@ impl Scenario {
         } else {
             Journal::Internal(if self.block_bytes == 1024 { 1 } else { 4 })
         };
-        let recipe = ExtRecipe { ext3: self.ext3, block_bytes: self.block_bytes, journal, ..ExtRecipe::ext4(24, 4) };
+        let words = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect();
+        let recipe = ExtRecipe {
+            ext3: self.ext3,
+            block_bytes: self.block_bytes,
+            journal,
+            features: words(self.features),
+            arguments: words(self.arguments),
+            ..ExtRecipe::ext4(24, 4)
+        };
         Ok(recipe.make(image)?)
     }
 

@@ -489,6 +489,7 @@ impl VmJcb {
             }
         }
         self.counters.transactions += 1;
+        self.has_nothing_to_write = false;
         if self.tells_accepted {
             self.accepted.push(Accepted { sequence, first_position, commit_position, tags, revokes });
         }

@@ -269,6 +269,7 @@ impl VmJcb {
     /// something else than the version it was to bring: that was in a page which is the guest's to change again since it began.
     pub(crate) fn home_write_ended(&mut self, pages: &Pages, operation: usize, ok: bool) -> Vec<u64> {
         let Some(mut operation) = self.in_flight.end(operation) else { return Vec::new() };
+        self.has_nothing_to_write = false;
         let is_let_go = |candidate: &&Candidate| {
             let Candidate { position, sequence, location, .. } = **candidate;
             let is_as_it_was = self.location(position) == location && self.sequence_of(position) == Some(sequence);
@@ -465,6 +466,8 @@ impl VmJcb {
         for (here, block) in chosen {
             writes.extend(self.host_write_begins(pages, here, block, &mut buffer));
         }
+        // With writes under way there may be more when they have ended.
+        self.has_nothing_to_write = count > 0 && writes.is_empty() && !self.in_flight.has_host_writes();
         writes.sort_by_key(|(_, write)| write.block);
         writes
     }

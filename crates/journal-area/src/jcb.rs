@@ -161,6 +161,8 @@ pub struct VmJcb {
     pub(crate) is_rebuilding: bool,
     /// Somebody is bringing it elsewhere ([`crate::Taking`]): what is newest of it, and where it begins, must not change.
     pub(crate) is_taken: bool,
+    /// The host was asked to write home what is copied, and may write none of it: until something changes others are asked.
+    pub(crate) has_nothing_to_write: bool,
     /// Somebody wants to know of every transaction that is accepted.
     pub(crate) tells_accepted: bool,
     /// Those that nobody was told of yet.
@@ -211,6 +213,7 @@ impl VmJcb {
             contradiction: None,
             is_rebuilding: false,
             is_taken: false,
+            has_nothing_to_write: false,
             tells_accepted: false,
             accepted: Vec::new(),
             loose: Vec::new(),

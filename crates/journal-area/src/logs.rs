@@ -139,7 +139,8 @@ impl Drop for Locked<'_> {
         say(&published.spare_bytes, jcb.pool.spare_bytes());
         say(&published.used_bytes, jcb.pool.used_bytes());
         // Only its guest can do anything about the others.
-        let is_writable = !jcb.is_torn && jcb.contradiction.is_none() && !jcb.table.is_materialise();
+        let is_writable =
+            !jcb.is_torn && jcb.contradiction.is_none() && !jcb.table.is_materialise() && !jcb.has_nothing_to_write;
         if published.is_writable.load(Ordering::Relaxed) != is_writable {
             published.is_writable.store(is_writable, Ordering::SeqCst);
         }

@@ -635,6 +635,45 @@ fn a_page_that_is_let_go_under_a_write_of_the_hosts_is_told_of() {
     }
 }
 
+/// The largest log has nothing that the host may write home: what its guest wrote over itself is the guest's. So the next one gives memory
+/// back.
+#[test]
+fn a_log_that_can_give_nothing_back_keeps_no_other_from_it() {
+    let mut rig = Rig::new();
+    let make = |rig: &Rig, name: &str| {
+        let log = rig.area.make_log(rig.directory.path(), name, SHAPE, Holding::Copy, Vec::new()).expect("a log");
+        let opened = rig.area.superblock_written(log, &rig.superblock.build()).expect("held");
+        assert_eq!(opened, SuperblockEffect::Opened);
+        log
+    };
+    let (_, format) = Superblock::parse(&rig.superblock.build()).expect("valid");
+    let (large, small) = (make(&rig, "large"), make(&rig, "small"));
+    (rig.log, rig.builder) = (large, LogBuilder::new(format.clone(), 1, 1));
+    (5..9).for_each(|page| rig.fill(PageId(page), page as u8));
+    rig.commit(&[(10, PageId(5)), (11, PageId(6)), (12, PageId(7)), (13, PageId(8))]);
+    let HomeWrite::Go { operation, .. } = rig.area.home_write_begins(large, 10..14, &[None; 4], &Over::Unknown) else {
+        panic!("nothing is in the way");
+    };
+    rig.area.home_write_ended(large, operation, true);
+    let large_builder = std::mem::replace(&mut rig.builder, LogBuilder::new(format, 1, 1));
+    rig.log = small;
+    rig.commit(&[(20, PageId(5))]);
+    rig.area.set_room(Some(0));
+    assert_eq!(rig.area.under_pressure(), Some((large, Pressure::Copies)), "the largest");
+    assert!(rig.area.host_writes(large, 8, true).is_empty());
+    assert_eq!(rig.area.under_pressure(), Some((small, Pressure::Copies)));
+    let writes = rig.area.host_writes(small, 8, true);
+    assert_eq!(writes.iter().map(|(_, write)| write.block).collect::<Vec<_>>(), [20]);
+    assert!(rig.area.host_writes(small, 8, true).is_empty());
+    assert_eq!(rig.area.under_pressure(), Some((small, Pressure::Copies)), "it may have more when that has ended");
+    writes.into_iter().for_each(|(operation, _)| drop(rig.area.home_write_ended(small, operation, true)));
+    // What comes anew may go home.
+    (rig.log, rig.builder) = (large, large_builder);
+    rig.commit(&[(14, PageId(6))]);
+    assert_eq!(rig.area.under_pressure(), Some((large, Pressure::Copies)));
+    assert_eq!(rig.area.host_writes(large, 8, true).len(), 1);
+}
+
 /// What the host leaves the VM becomes less than what it holds: what was copied goes home, though its own budget has no end, and
 /// nothing is refused meanwhile.
 #[test]
