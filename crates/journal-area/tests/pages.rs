@@ -648,7 +648,7 @@ fn a_log_that_can_give_nothing_back_keeps_no_other_from_it() {
     };
     let (_, format) = Superblock::parse(&rig.superblock.build()).expect("valid");
     let (large, small) = (make(&rig, "large"), make(&rig, "small"));
-    (rig.log, rig.builder) = (large, LogBuilder::new(format.clone(), 1, 1));
+    (rig.log, rig.builder) = (large, LogBuilder::new(format, 1, 1));
     (5..9).for_each(|page| rig.fill(PageId(page), page as u8));
     rig.commit(&[(10, PageId(5)), (11, PageId(6)), (12, PageId(7)), (13, PageId(8))]);
     let HomeWrite::Go { operation, .. } = rig.area.home_write_begins(large, 10..14, &[None; 4], &Over::Unknown) else {
