@@ -181,6 +181,7 @@ pub(crate) fn finish_clearing(
         return materialise(held, place, journal);
     }
     if held.numbered().is_some() {
+        confirm_mark(place, journal).map_err(|error| failed("marking the journal anew", error))?;
         // The guest's next kernel goes on behind these books.
         let next = next_number(held, place, journal)?;
         clear_numbers(held, place, journal, next)?;
@@ -397,10 +398,23 @@ fn mark_behind_all(held: &HeldLog<'_>, place: &FoundLogPlace, journal: &LoggedFi
     journal.read_exact_at(&mut raw, at).map_err(marking)?;
     let Says::Held(opening) = Stored::read(&raw).says else { return Ok(()) };
     let marked = marked_behind(&raw, MarkKind::Held, &opening, number_behind(held, place)).map_err(marking)?;
-    if marked[..] != raw[..] {
-        journal.write_all_at(&marked, at).map_err(marking)?;
-    }
+    // As it is, too: one that is seen may not be durable.
+    journal.write_all_at(&marked, at).map_err(marking)?;
     journal.sync_since(failed_flushes).map_err(marking)
+}
+
+/// Compounds were in the log's place, and nothing goes home beside them before the mark that gave them up is durable. That it is seen on storage
+/// does not say so: who wrote it may have died before its flush, or that one may have failed.
+fn confirm_mark(place: &FoundLogPlace, journal: &LoggedFile) -> io::Result<()> {
+    let Some(at) = place.offset_of(0) else { return Ok(()) };
+    let failed_flushes = journal.failed_flushes();
+    let mut raw = [0; SUPERBLOCK_BYTES];
+    journal.read_exact_at(&mut raw, at)?;
+    if matches!(Stored::read(&raw).says, Says::Held(_)) {
+        journal.write_all_at(&raw, at)?;
+        journal.sync_since(failed_flushes)?;
+    }
+    Ok(())
 }
 
 /// The first number that none of the held blocks of a log has.

@@ -398,12 +398,12 @@ impl Journals {
         Ok(())
     }
 
-    /// The mark says a number that no compound has. An earlier amberlog's may say one that some have: storage is told better, later.
-    fn mark_behind_later(&self, log: &Arc<Log>, marked: &Marked, number: u32) -> io::Result<()> {
+    /// Compounds were in the log's place, and the mark that gave them up is seen on storage. Who wrote it may have died before it was durable:
+    /// until it is, a power cut leaves them, and they must not be beside homes that are newer. A flush alone is not enough behind one that has
+    /// failed. It says a number that no compound has; an earlier amberlog's may say one that some have.
+    fn mark_anew_later(&self, log: &Arc<Log>, marked: &Marked, numbered: u32) -> io::Result<()> {
         let said = Superblock::decode(&marked.bytes).map_err(io::Error::other)?;
-        if sequence::is_at_or_after(said.sequence, number) {
-            return Ok(());
-        }
+        let number = sequence::latest(said.sequence, numbered);
         log.keeper.awaits_mark(true);
         let opening = Opening { count: marked.opening.count + 1, ..marked.opening };
         let to_mark = ToMark { log: Arc::clone(log), superblock: marked.bytes.clone(), number, opening };
@@ -458,7 +458,7 @@ impl Journals {
                     if let Some(numbered) = books.numbered {
                         // What was made durable before lies in the log's place still, under these numbers.
                         log.keeper.numbers_from(numbered);
-                        self.mark_behind_later(log, &marked, numbered)?;
+                        self.mark_anew_later(log, &marked, numbered)?;
                     }
                     log.put_mark_back(Some(marked));
                 }

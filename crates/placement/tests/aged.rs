@@ -20,6 +20,8 @@ mod placed;
 mod retained;
 #[path = "aged/room.rs"]
 mod room;
+#[path = "aged/unflushed.rs"]
+mod unflushed;
 
 use block_route::{
     Buffer, DiskOperation, Operation, Plan, PlanAction, Request, RequestId, RequestKind, Route, Start, Status,
@@ -232,7 +234,10 @@ impl Rig {
         let table = Arc::new(memory.map(vec![region]).expect("mapped"));
         let mut route = DiskRoute::new(Arc::clone(&journals), 0);
         route.started(Start::Resumed, &table).expect("it goes on");
-        (self.memory, self.journals, self.route) = (memory, journals, route);
+        let memory = std::mem::replace(&mut self.memory, memory);
+        let journals = std::mem::replace(&mut self.journals, journals);
+        // Nothing of a process that was killed is dropped in good order.
+        std::mem::forget((memory, journals, std::mem::replace(&mut self.route, route)));
         Ok(())
     }
 

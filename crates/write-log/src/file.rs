@@ -192,6 +192,8 @@ impl LoggedFile {
     /// # Errors
     /// As [`File::sync_data`], and where another flush has failed since.
     pub fn sync_since(&self, failed: u64) -> io::Result<()> {
+        #[cfg(feature = "simulate")]
+        simulated_flushes::die_if_wished();
         let flushed = {
             let _one_at_a_time = self.flushing.lock().expect("no panic under this lock");
             let flush = self.log.as_ref().map(|log| log.flush_begins());
@@ -250,13 +252,27 @@ impl LoggedFile {
     }
 }
 
-/// For simulations: storage that fails flushes.
+/// For simulations: storage that fails flushes, and processes that die before one.
 #[cfg(feature = "simulate")]
 pub mod simulated_flushes {
     use std::cell::Cell;
 
     thread_local! {
         static FAILING: Cell<u64> = const { Cell::new(0) };
+        static LAST: Cell<u64> = const { Cell::new(0) };
+    }
+
+    /// This thread dies, unwinding without a word, where it is about to flush for this time from now on: 1 is the next one. Never with 0.
+    pub fn die_before(flush: u64) {
+        LAST.set(flush);
+    }
+
+    pub(super) fn die_if_wished() {
+        let left = LAST.get();
+        LAST.set(left.saturating_sub(1));
+        if left == 1 {
+            std::panic::resume_unwind(Box::new("killed before a flush"));
+        }
     }
 
     /// So many flushes of this thread fail from now on.
