@@ -94,6 +94,16 @@ impl FoundLog {
         self.table.tail().is_some()
     }
 
+    /// Whether it was only being opened: its guest was not told so, and has committed nothing.
+    pub fn is_unopened(&self) -> bool {
+        let is_there = |position| self.table.load(position) != Some(Location::None);
+        self.is_open()
+            && !self.table.is_marked()
+            && !self.table.is_recovering()
+            && self.table.handed_over().is_none()
+            && !(1..self.table.log_blocks()).any(is_there)
+    }
+
     /// Which opening of the log it is.
     pub fn opening(&self) -> Option<[Opening; 2]> {
         self.table.opening()

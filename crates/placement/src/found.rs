@@ -556,6 +556,9 @@ fn bring_home(
         Verdict::Marked => finish(&found.log(), &log.place, home, journal)?,
         Verdict::Aged(..) => crate::aged::finish_aged(&found.log(), &log.place, home, journal)?,
         Verdict::Emptied => Report::of(Status::Clean).with_note("it was recovered before, or closed by its guest"),
+        Verdict::NotOpened => {
+            Report::of(Status::Clean).with_note("it was being opened: its guest had committed nothing")
+        }
         Verdict::HandedOver if found.log().is_distrusted() => {
             Report::of(Status::Materialised).with_note(crate::finish::LEFT_TO_THE_GUEST)
         }
@@ -723,7 +726,7 @@ fn check_identity(
         closing_from: found.log().tail().filter(|_| found.is_closing()).map(|tail| tail.sequence),
         log_blocks: log.place.log_blocks,
     };
-    books.judge(&raw).or_else(|why| refuse(why.sentence()))
+    books.judge(&raw).or_else(|why| if found.is_unopened() { Ok(Verdict::NotOpened) } else { refuse(why.sentence()) })
 }
 
 impl From<io::Error> for FinishError {

@@ -19,7 +19,7 @@
 //! |---|---|---|---|
 //! | 1 | open | this opening's mark | while the log was held |
 //! | 2 | open, says where it was to be handed over | live from just there | at the end of a hand-over: all of it is on storage |
-//! | 3 | open, nothing in it, storage was not seen to say so | no mark of a held log | while it was being opened: its guest was told nothing, and opens it once more |
+//! | 3 | open, nothing in it, storage was not seen to say so | no mark of this opening | while it was being opened: its guest was told nothing, and opens it once more |
 //! | 4 | closed, says where it was handed over | live from there, or later | after a hand-over that was not yet described; or its guest went on with it unannounced |
 //! | 5 | open, being recovered, storage was seen to say that it is held | empty | at the end of the recovery that follows a reset or an unplugging: all of it is home |
 //! | 5a | open, says that it is being closed | empty | at the end of its closing, when it was durable by age: all of it is home, and its guest closes it once more |
@@ -72,9 +72,10 @@ fn judge(books: &Adopted, says: Says, log_blocks: u32) -> Result<Found, &'static
     match (books.is_open, says, books.handed_over) {
         (true, Says::Empty, None) if books.is_closing && books.is_marked && !books.is_recovering => Ok(Found::Closing),
         (true, Says::Held(opening), _) if is_this(opening) => Ok(Found::Held(opening)),
+        // That mark may be of what a loss of power has ended.
+        (true, _, None) if books.is_empty && !books.is_marked => Ok(Found::NotOpened),
         (true, Says::Held(_), _) => Err("its mark on storage is that of another opening"),
         (true, Says::Live(tail), Some(from)) if tail == from => Ok(Found::HandedOver(from.sequence)),
-        (true, _, None) if books.is_empty && !books.is_marked => Ok(Found::NotOpened),
         (true, Says::Empty | Says::Error, None) if books.is_recovering && books.is_marked => Ok(Found::Recovered),
         (true, ..) => Err("storage does not say any more that it is held"),
         (false, Says::Live(tail), Some(from))
@@ -293,6 +294,11 @@ impl Journals {
             return Err(refused(format!("a journal superblock on storage: {error}")));
         }
         let says = match says {
+            // A loss of power has left it before this guest: where that starts, it is replayed.
+            Says::Aged(..) if self.is_closed(log, was_held) => {
+                self.follow_wish(log);
+                return Ok(());
+            }
             Says::Aged(opening, _) if was_held && log.placement.is_held() => {
                 if !self.follows(log, opening, &raw)? {
                     self.will_be_only_held(log, opening, &raw)?;
@@ -335,6 +341,14 @@ impl Journals {
             }
         }
         Ok(())
+    }
+
+    /// Whether an earlier worker has left nothing of a log that its guest could go on with: it is not open, or not one that is held.
+    fn is_closed(&self, log: &Log, was_held: bool) -> bool {
+        match log.placement.is_held() {
+            true => was_held && self.area.adopted(log.id).is_some_and(|books| !books.is_open),
+            false => !was_held,
+        }
     }
 
     /// A log that was made durable by age stays so, from where storage has it. False where that is not wished any more, or cannot be and

@@ -184,6 +184,8 @@ pub(crate) enum Verdict {
     Aged(Opening, Tail),
     /// It is live, and begins where the held log ends: that was being handed over to storage, where all of it is.
     HandedOver,
+    /// Nothing: there is nothing held, since its guest was not told that it is open.
+    NotOpened,
 }
 
 /// Why what is held does not belong onto a disk.

@@ -63,12 +63,11 @@ fn what_is_held_is_taken_up_only_if_storage_says_the_same() {
         assert_eq!(judged(leaving, says), None, "{says:?}");
     }
     // Row 3: also a journal that a kernel has just replayed in its own place.
-    for says in [Says::Empty, Says::Error, Says::Stale, live(1, 5)] {
+    for says in [Says::Empty, Says::Error, Says::Stale, Says::Held(OTHER), live(1, 5)] {
         assert_eq!(judged(opening, says), Some(Found::NotOpened), "{says:?}");
         assert_eq!(judged(Adopted { is_empty: false, ..opening }, says), None, "{says:?}");
         assert_eq!(judged(Adopted { handed_over: Some(HERE), ..opening }, says), None, "{says:?}");
     }
-    assert_eq!(judged(opening, Says::Held(OTHER)), None);
     assert_eq!(judged(Adopted { openings: None, ..held() }, Says::Held(Opening { number: [0; 16], count: 0 })), None);
     // Row 5: only a recovery leaves nothing where something was held.
     let recovering = Adopted { is_recovering: true, ..held() };
@@ -476,6 +475,27 @@ fn one_that_was_made_durable_by_age_stays_so() {
         let (first, sequence) = (rig.builder.position, rig.builder.sequence);
         rig.store(&mark::aged(&raw, &OTHER, (first, sequence)).expect("a superblock"));
         assert!(rig.is_refused(None).contains("another opening"));
+    }
+}
+
+/// A loss of power has left what was durable, and a worker dies before the guest begins that it is replayed for: the next one does that, whatever
+/// is configured by now.
+#[test]
+fn what_a_loss_of_power_has_left_waits_for_the_guest_that_begins() {
+    for configured in [PlacementKind::Copy, PlacementKind::Storage] {
+        let within = Some(Duration::from_secs(3600));
+        let mut rig = Rig::durable_within(within);
+        rig.open();
+        assert!(matches!(rig.says(), Says::Aged(..)));
+        rig.configured = configured;
+        rig.within = within.filter(|_| configured.is_held());
+        rig.begin_anew();
+        for _ in 0..2 {
+            rig.die(None).expect("it goes on");
+            assert!(!rig.log().is_open() && matches!(rig.says(), Says::Aged(..)), "{:?}", rig.says());
+        }
+        rig.journals.replay_aged(0).expect("replayed");
+        assert!(matches!(rig.says(), Says::Empty), "{:?}", rig.says());
     }
 }
 

@@ -78,3 +78,38 @@ fn a_recovery_writes_anew_a_mark_that_is_seen() {
     assert!(matches!(of_recovery.next(), Some((_, EntryKind::Flush))), "then it is made durable");
     assert!(of_recovery.any(|(offset, _)| rig.homes.contains(&(offset / BLOCK))), "then homes are written");
 }
+
+/// Its guest was told nothing, and has committed nothing: whoever finishes what is left finds nothing to do, wherever its worker has died.
+#[test]
+fn a_log_whose_worker_dies_while_it_is_opened_owes_nothing() {
+    for within in [None, Some(AGE)] {
+        for flush in 1.. {
+            let mut rig = Rig::new(within);
+            simulated_flushes::die_before(flush);
+            let open = std::panic::AssertUnwindSafe(|| rig.open());
+            let has_died = std::panic::catch_unwind(open).is_err();
+            simulated_flushes::die_before(0);
+            if !has_died {
+                assert!(flush > 1, "something is flushed");
+                break;
+            }
+            let area = rig.journals.directory().path().to_owned();
+            let Rig { directory, image, journals, route, log_at, .. } = rig;
+            let lock = journals.directory().lock_file();
+            rustix::fs::flock(lock, rustix::fs::FlockOperation::Unlock).expect("it is let go");
+            // Nothing of a process that was killed is dropped in good order.
+            std::mem::forget((journals, route));
+            let found = AreaDirectory::take_over(&area, &directory.path().join("registry"));
+            let what = format!("{within:?}, before flush {flush}");
+            let found = found.unwrap_or_else(|error| panic!("{what}: {error}"));
+            let finished = placement::finish_directory(&found, std::slice::from_ref(&image))
+                .and_then(placement::Finish::into_result)
+                .unwrap_or_else(|error| panic!("{what}: {error}"));
+            assert_eq!(finished.len(), 1, "{what}");
+            assert_eq!(finished[0].recovery.blocks_written, 0, "{what}");
+            let bytes = std::fs::read(&image).expect("the image");
+            let said = Superblock::decode(&bytes[log_at[0] as usize..][..SUPERBLOCK_BYTES]).expect("a superblock");
+            assert!(said.is_empty() && said.errno == 0, "{what}: {said:?}");
+        }
+    }
+}
