@@ -524,7 +524,9 @@ impl Slot {
             let door = doors.of(name).0;
             change::shut(name, door, &live.attachments[index].socket, &self.line)?;
             shut.push((index, door));
-            change::leave(index, door, &live.observer, &self.line)?;
+            // A device that has stopped has waited for storage.
+            let is_idle = || live.handles[index].is_idle().unwrap_or(true);
+            change::leave(index, door, &live.observer, &self.line, is_idle)?;
         }
         Ok(())
     }

@@ -296,11 +296,17 @@ pub fn shut(name: &str, door: usize, socket: &Path, line: &Line) -> anyhow::Resu
 ///
 /// # Errors
 /// When storage fails.
-pub fn leave(disk: usize, door: usize, observer: &VmObserver, line: &Line) -> anyhow::Result<()> {
+pub fn leave(
+    disk: usize,
+    door: usize,
+    observer: &VmObserver,
+    line: &Line,
+    is_idle: impl Fn() -> bool,
+) -> anyhow::Result<()> {
     let name = &observer.journals.disk(disk).options.name;
     // What its VMM had asked for last may still be under way.
     let deadline = Instant::now() + LEAVING_PATIENCE;
-    while observer.rings()[disk].is_connected || !line.has_nobody(door) {
+    while observer.rings()[disk].is_connected || !line.has_nobody(door) || !is_idle() {
         anyhow::ensure!(
             Instant::now() < deadline,
             "disk {name}: storage has not answered what its guest had asked for"
