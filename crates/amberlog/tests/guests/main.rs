@@ -14,6 +14,7 @@ mod detach;
 mod disks;
 mod durable;
 mod durable_live;
+mod durable_power;
 mod fast_commit;
 mod hotplug;
 mod journals;
