@@ -68,6 +68,13 @@ nats-server:
 bench: packages
 	@$(PHASE) "release build" cargo build --release --workspace
 	@cargo run --release --quiet -p guest-kit --bin bench
+	@for flush_us in 2000 0; do \
+		$(PHASE) "durability by age beside QEMU's caches, a flush of $$flush_us us" target/release/amberlog-lab shoot-out --no-deaths --iterations 3 \
+			--contenders $(DURABLE_CONTENDERS) --flush-us $$flush_us --images /dev/shm --out target/bench-durable-$$flush_us || exit 1; \
+	done
+
+# Both modes of ext4's journal under QEMU's own disks, and under each age.
+DURABLE_CONTENDERS := qemu-none,qemu-none-journal,qemu-writeback,qemu-writeback-journal,qemu-unsafe,qemu-unsafe-journal,retain,retain-5,retain-5-ordered,retain-0,retain-0-ordered
 
 crash: packages nats-server
 	@$(PHASE) "release build" cargo build --release --workspace
