@@ -14,6 +14,11 @@ const NOT_LOOKED_INTO: [&str; 5] =
 /// Pages that tests of other packages than those that start programs read.
 const READ: [&str; 1] = ["docs/reports.md"];
 
+/// What tests look into that start programs or guests, and no others: how these are built, packaged and begun.
+const OF_PROGRAMS: [&str; 6] = ["guest/", "packaging/", "scripts/", ".ci/", "Makefile", "ARCHITECTURE.md"];
+/// Whoever needs this package may start a guest.
+const STARTS_GUESTS: &str = "guest-kit";
+
 /// The sources of the workspace.
 pub struct Sources {
     /// A number for all of them.
@@ -58,6 +63,8 @@ impl Sources {
         // What is no package's own may be anybody's: flags, fuzzers, what guests boot from.
         let is_common = |name: &str| !directories.iter().any(|directory| Path::new(name).starts_with(directory));
         let common: Vec<_> = files.iter().filter(|(name, _)| is_common(name)).collect();
+        let is_of_programs = |name: &str| OF_PROGRAMS.iter().any(|part| name.starts_with(part));
+        let common_to_all: Vec<_> = common.iter().filter(|(name, _)| !is_of_programs(name)).collect();
         let mut packages = BTreeMap::new();
         for package in metadata["packages"].as_array()? {
             let mut hasher = DefaultHasher::new();
@@ -85,9 +92,14 @@ impl Sources {
                     next.extend(needs.get(id.as_str())?.iter().cloned());
                 }
             }
+            let closure: Vec<_> = closure.iter().filter_map(|id| packages.get(id.as_str())).collect();
             let mut hasher = DefaultHasher::new();
-            common.hash(&mut hasher);
-            closure.iter().filter_map(|id| packages.get(id.as_str())).for_each(|package| package.hash(&mut hasher));
+            if closure.iter().any(|(name, _)| *name == STARTS_GUESTS) {
+                common.hash(&mut hasher);
+            } else {
+                common_to_all.hash(&mut hasher);
+            }
+            closure.hash(&mut hasher);
             of.insert(packages.get(member)?.0.to_owned(), hasher.finish());
         }
         let mut hasher = DefaultHasher::new();
@@ -123,11 +135,11 @@ mod tests {
         let of = |changed: &str, version: &str| {
             let metadata = json!({
                 "workspace_root": "/w",
-                "workspace_members": ["base", "above", "beside", "amberlog"],
+                "workspace_members": ["base", "above", "beside", "amberlog", "guest-kit"],
                 "packages": [package("base", Value::Null, "1"), package("above", Value::Null, "1"), package("beside", Value::Null, "1"),
-                    package("amberlog", Value::Null, "1"), package("serde", json!("registry"), version)],
-                "resolve": {"nodes": [node("base", &["serde"]), node("above", &["base"]), node("beside", &[]), node("amberlog", &["base"]),
-                    node("serde", &[])]},
+                    package("amberlog", Value::Null, "1"), package("guest-kit", Value::Null, "1"), package("serde", json!("registry"), version)],
+                "resolve": {"nodes": [node("base", &["serde"]), node("above", &["base", "guest-kit"]), node("beside", &[]),
+                    node("amberlog", &["base"]), node("guest-kit", &[]), node("serde", &[])]},
             });
             let names = [
                 "crates/base/a.rs",
@@ -137,6 +149,7 @@ mod tests {
                 "docs/a.md",
                 "docs/reports.md",
                 "fuzz/src/one.rs",
+                "scripts/one",
             ];
             let files: Vec<_> = names.map(|name| (name.to_owned(), u64::from(name.contains(changed)))).to_vec();
             let sources = Sources::of_metadata(&metadata, &files).expect("understood");
@@ -155,5 +168,6 @@ mod tests {
         assert_eq!(same("docs/a", "1"), [true; 4]);
         assert_eq!(same("reports", "1"), [false; 4]);
         assert_eq!(same("fuzz", "1"), [false; 4], "what is no package's own");
+        assert_eq!(same("scripts", "1"), [true, false, true, false], "it is for guests and programs");
     }
 }
