@@ -27,6 +27,8 @@ mod distrusted;
 mod failures;
 #[path = "nvm_places/followed.rs"]
 mod followed;
+#[path = "nvm_places/leaving.rs"]
+mod leaving;
 
 const BLOCK: u64 = 4096;
 const PAGES: u32 = 512;
@@ -263,13 +265,18 @@ impl Rig {
 
     /// What a crash at this moment leaves, brought home from the first region: the image.
     fn recovered(&self) -> Vec<u8> {
+        self.recovered_beside(&std::fs::read(&self.image).expect("read")).expect("they belong together")
+    }
+
+    /// The same of this image and the first region as it is.
+    fn recovered_beside(&self, image_bytes: &[u8]) -> Result<Vec<u8>, recovery::Error> {
         let (image, region) = (self.image.with_extension("left"), self.region.with_extension("left"));
-        std::fs::copy(&self.image, &image).expect("copied");
+        std::fs::write(&image, image_bytes).expect("copied");
         std::fs::copy(&self.region, &region).expect("copied");
         let options = OpenOptions { region: RegionChoice { index: 0, count: 2 }, ..OpenOptions::new(&region) };
         let disk = Disk::open(&image, Access::Write).expect("an image");
-        recover_image(&disk, options, Access::Write).expect("they belong together");
-        std::fs::read(&image).expect("read")
+        recover_image(&disk, options, Access::Write)?;
+        Ok(std::fs::read(&image).expect("read"))
     }
 
     fn recovered_block(&self, block: u64) -> Vec<u8> {
