@@ -78,6 +78,11 @@ impl Departure {
     pub fn is_superblock_on_its_way(&self) -> bool {
         matches!(self.phase, Some(Leaving::Superblock | Leaving::LastFlush | Leaving::Rest(_)))
     }
+
+    /// A log block came, perhaps once more: what was written of it is not the latest.
+    pub fn log_block_came(&mut self, position: u32) {
+        self.left.positions.remove(&position);
+    }
 }
 
 impl Work {

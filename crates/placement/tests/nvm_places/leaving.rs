@@ -51,3 +51,26 @@ fn an_image_of_before_is_told_from_the_one_that_a_leaving_log_went_home_to() {
         has_left(&mut rig);
     }
 }
+
+/// A log block that comes once more, with another content, is in its place when that is answered, however far the log is on its way there.
+#[test]
+fn a_log_block_that_comes_again_while_its_log_leaves_is_in_its_place() {
+    let mut rig = Rig::new(1);
+    rig.superblock(0, true);
+    rig.commit(0, IN_USE, &content(1));
+    // A transaction that is not complete.
+    let of = &rig.file_systems[0];
+    let [first, second] = [0, 1].map(|further| of.log_at[of.builder.position as usize + further]);
+    for at in [first, second] {
+        rig.request(RequestKind::Write, at, &mut content(2));
+    }
+    let superblock = rig.file_systems[0].log_at[0];
+    leaves(&mut rig, move |operation| operation.operation == Operation::Write && operation.offset == superblock);
+    rig.request(RequestKind::Write, first, &mut content(3));
+    has_left(&mut rig);
+    for (at, expected) in [(first, content(3)), (second, content(2))] {
+        let mut stored = content(0);
+        rig.file.read_exact_at(&mut stored, at).expect("read");
+        assert!(stored == expected, "log block at byte {at}: what was written last is lost");
+    }
+}
