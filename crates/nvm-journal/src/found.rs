@@ -46,7 +46,7 @@ impl Found {
     /// Reads a region; nothing where none was ever made.
     ///
     /// # Errors
-    /// [`Error::Refused`] with a sentence when it is damaged.
+    /// [`Error::Refused`] with a sentence when it is damaged, or was longer and has an owner.
     pub fn read(region: &[u8]) -> Result<Option<Self>, Error> {
         let Some(geometry) = Geometry::read(region)? else { return Ok(None) };
         let (word, owner) = owner::read(region)?;
@@ -66,6 +66,7 @@ impl Found {
         if found.owner.is_none() {
             return Ok(Some(found));
         }
+        geometry.check_fits(region)?;
         found.checkpoint = Pointer::decode(word_of(region, field::CHECKPOINT))?;
         found.commit = Pointer::decode(word_of(region, field::COMMIT))?;
         let base = undoubled(word_of(region, field::SEQUENCE_BASE))

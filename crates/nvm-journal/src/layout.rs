@@ -165,7 +165,7 @@ impl Geometry {
         words
     }
 
-    /// Reads the geometry of a region. Nothing where there is none.
+    /// Reads the geometry of a region. Nothing where there is none. It may have been longer ([`Geometry::check_fits`]).
     ///
     /// # Errors
     /// [`Error::Refused`] when there is one that is damaged or not known.
@@ -173,8 +173,16 @@ impl Geometry {
         if (region.len() as u64) < 2 * PAGE_BYTES || word_of(region, field::MAGIC) != MAGIC {
             return Ok(None);
         }
-        let words: [u64; 8] = std::array::from_fn(|index| word_of(region, index as u64 * 8));
-        if words[7] != u64::from(checksum_of_words(&words[..7])) {
+        Self::decode(region).map(Some)
+    }
+
+    /// Reads the geometry that a superblock says.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] when it is damaged or not known.
+    pub(crate) fn decode(superblock: &[u8]) -> Result<Self, Error> {
+        let words = words_in(superblock);
+        if !are_whole(&words) {
             return Err(Error::refused("the superblock of the NVM region is damaged: its checksum does not match"));
         }
         let version = words[1] & 0xffff_ffff;
@@ -197,15 +205,39 @@ impl Geometry {
         if !is_possible {
             return Err(Error::refused("the superblock of the NVM region says sizes that cannot be"));
         }
-        if geometry.region_bytes > region.len() as u64 {
-            return Err(Error::refused(format!(
-                "the NVM region had {} bytes when it was made, and has {} now: give it its size back",
-                geometry.region_bytes,
-                region.len()
-            )));
-        }
-        Ok(Some(geometry))
+        Ok(geometry)
     }
+
+    /// How long the region of a superblock is, if that can be told.
+    pub(crate) fn len_in(superblock: &[u8]) -> Option<u64> {
+        let words = words_in(superblock);
+        are_whole(&words).then_some(words[4])
+    }
+
+    /// Whether all of a region is there. Of one that is free nothing is missed.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] when it is not.
+    pub fn check_fits(&self, region: &[u8]) -> Result<(), Error> {
+        if self.region_bytes <= region.len() as u64 {
+            return Ok(());
+        }
+        Err(Error::refused(format!(
+            "the NVM region had {} bytes when it was made, and has {} now: give it its size back, or name it as it was cut then \
+             (nvm-region=INDEX/COUNT, recover --nvm-region)",
+            self.region_bytes,
+            region.len()
+        )))
+    }
+}
+
+/// The words of a superblock's geometry.
+fn words_in(superblock: &[u8]) -> [u64; 8] {
+    std::array::from_fn(|index| word_of(superblock, index as u64 * 8))
+}
+
+fn are_whole(words: &[u64; 8]) -> bool {
+    words[7] == u64::from(checksum_of_words(&words[..7]))
 }
 
 fn checksum_of_words(words: &[u64]) -> u32 {
@@ -398,7 +430,8 @@ mod tests {
             region[index * 8..index * 8 + 8].copy_from_slice(&word.to_le_bytes());
         }
         assert_eq!(Geometry::read(&region).expect("whole"), Some(geometry));
-        assert!(Geometry::read(&region[..1 << 19]).is_err_and(|error| error.is_refusal()), "cut off");
+        assert!(geometry.check_fits(&region).is_ok());
+        assert!(geometry.check_fits(&region[..1 << 19]).is_err_and(|error| error.is_refusal()), "cut off");
         for byte in 8..64 {
             region[byte] ^= 0x10;
             assert!(Geometry::read(&region).is_err_and(|error| error.is_refusal()), "byte {byte}");

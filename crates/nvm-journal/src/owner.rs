@@ -4,7 +4,7 @@
 //! nothing, later when something of it changes. So a region is always wholly one owner's or nobody's.
 
 use crate::error::Error;
-use crate::layout::{doubled, field, undoubled};
+use crate::layout::{MAGIC, MAGIC_UNFINISHED, doubled, field, undoubled};
 use crate::medium::{Medium, word_of};
 
 /// Bytes of an attachment.
@@ -145,10 +145,22 @@ pub(crate) fn write<M: Medium>(medium: &mut M, owner: &Owner) -> Result<OwnerWor
     Ok(after)
 }
 
-/// Makes a region nobody's. What it holds counts no more.
+/// Makes a region nobody's. What it holds counts no more; where that looks like a region of another cut of the device, it is none from here
+/// on, so that nobody is refused for what a guest had in its blocks.
 pub(crate) fn clear<M: Medium>(medium: &mut M) -> Result<(), Error> {
+    let failed = || Error::failed("giving the NVM region back");
     let before = OwnerWord::decode(medium.word(field::OWNER))?;
     medium.store_word(field::OWNER, OwnerWord { record: None, ..before }.encode());
     medium.write_back(field::OWNER, 8);
-    medium.fence().map_err(Error::failed("giving the NVM region back"))
+    medium.fence().map_err(failed())?;
+    let seeming: Vec<u64> =
+        medium.other_beginnings().iter().copied().filter(|at| medium.word(at + field::MAGIC) == MAGIC).collect();
+    if seeming.is_empty() {
+        return Ok(());
+    }
+    for at in seeming {
+        medium.store_word(at + field::MAGIC, MAGIC_UNFINISHED);
+        medium.write_back(at + field::MAGIC, 8);
+    }
+    medium.fence().map_err(failed())
 }

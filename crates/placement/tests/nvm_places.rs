@@ -27,6 +27,8 @@ mod distrusted;
 mod failures;
 #[path = "nvm_places/followed.rs"]
 mod followed;
+#[path = "nvm_places/leaving.rs"]
+mod leaving;
 
 const BLOCK: u64 = 4096;
 const PAGES: u32 = 512;
@@ -263,13 +265,18 @@ impl Rig {
 
     /// What a crash at this moment leaves, brought home from the first region: the image.
     fn recovered(&self) -> Vec<u8> {
+        self.recovered_beside(&std::fs::read(&self.image).expect("read")).expect("they belong together")
+    }
+
+    /// The same of this image and the first region as it is.
+    fn recovered_beside(&self, image_bytes: &[u8]) -> Result<Vec<u8>, recovery::Error> {
         let (image, region) = (self.image.with_extension("left"), self.region.with_extension("left"));
-        std::fs::copy(&self.image, &image).expect("copied");
+        std::fs::write(&image, image_bytes).expect("copied");
         std::fs::copy(&self.region, &region).expect("copied");
         let options = OpenOptions { region: RegionChoice { index: 0, count: 2 }, ..OpenOptions::new(&region) };
         let disk = Disk::open(&image, Access::Write).expect("an image");
-        recover_image(&disk, options, Access::Write).expect("they belong together");
-        std::fs::read(&image).expect("read")
+        recover_image(&disk, options, Access::Write)?;
+        Ok(std::fs::read(&image).expect("read"))
     }
 
     fn recovered_block(&self, block: u64) -> Vec<u8> {
@@ -298,6 +305,15 @@ impl Rig {
         let written = self.carry_out(plan);
         slice.copy_out(0, content);
         written
+    }
+
+    fn discard(&mut self, offset: u64, len: u64) {
+        self.next_request += 1;
+        let (id, kind) = (RequestId(self.next_request), RequestKind::Discard);
+        let mut plan = Plan::default();
+        self.route.route(&Request { id, kind, offset, len, segments: &[] }, &mut plan);
+        self.route.end_of_pass(&mut plan);
+        self.carry_out(plan);
     }
 
     fn carry_out(&mut self, plan: Plan) -> u64 {
@@ -352,6 +368,9 @@ impl Rig {
 
     fn storage_does(&self, operation: &DiskOperation) -> u64 {
         let mut at = operation.offset;
+        if operation.operation == Operation::Discard {
+            self.file.write_all_at(&vec![0; operation.len as usize], at).expect("written");
+        }
         for buffer in &operation.buffers {
             let mut bytes = vec![0; buffer.len()];
             match (operation.operation, buffer) {
@@ -1185,4 +1204,27 @@ fn a_flush_that_began_before_mkfs_says_nothing_of_the_next_file_system() {
     assert!(found.sequence != sequence.wrapping_sub(1), "a transaction counts whose append is not home");
     rig.end_held();
     assert!(rig.recovered()[append_at as usize..][..BLOCK as usize] == content(2)[..]);
+}
+
+/// Nothing is written where the guest brings home what is there already. A part of that which was discarded would not be.
+#[test]
+fn what_is_discarded_in_part_is_not_taken_for_what_is_at_home() {
+    let mut rig = Rig::new(1);
+    rig.superblock(0, true);
+    let committed: Vec<(u64, Vec<u8>)> = (0..3).map(|index| (IN_USE + index, content(1 + index as u8))).collect();
+    rig.commit_all(0, &committed);
+    rig.journals.region(0).expect("regions").request_checkpoint();
+    let mut plan = Plan::default();
+    rig.route.woken(&mut plan);
+    rig.carry_out(plan);
+    assert!(committed.iter().all(|(block, content)| rig.stored(0, *block) == *content), "they are at home");
+    // From the middle of the first to that of the last.
+    let from = rig.home_at(0, IN_USE) + BLOCK / 2;
+    rig.discard(from, 2 * BLOCK);
+    rig.discard(from + 512, 512);
+    assert!(rig.stored(0, IN_USE + 1) == [0; BLOCK as usize], "the one between is discarded");
+    for (block, content) in &committed {
+        rig.request(RequestKind::Write, rig.home_at(0, *block), &mut content.clone());
+        assert!(rig.read(0, *block) == *content && rig.recovered_block(*block) == *content, "block {block}");
+    }
 }

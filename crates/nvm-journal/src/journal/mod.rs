@@ -514,7 +514,7 @@ pub fn capacity(region: &[u8], region_offset: u64, block_bytes: u32) -> Result<u
 /// [`Error::Refused`] when it is no region, otherwise when the medium fails.
 pub fn forget<M: Medium>(medium: &mut M) -> Result<(), Error> {
     match Geometry::read(medium.bytes())? {
-        Some(_) => owner::clear(medium),
+        Some(geometry) => geometry.check_fits(medium.bytes()).and_then(|()| owner::clear(medium)),
         None => Err(Error::refused("there is no NVM region of amberlog's there")),
     }
 }

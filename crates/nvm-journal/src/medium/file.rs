@@ -6,20 +6,18 @@
 use super::Durability;
 use super::delay::DelayModel;
 use super::mapped::{MappedMedium, MappedView, map};
+use super::neighbours::{HEAD_BYTES, Head, Neighbour, What, overlapping};
+use super::region_choice::{RegionChoice, beginnings};
 use super::stores::StoreKind;
 use crate::error::Error;
 use rustix::fs::{FallocateFlags, FileType, Mode, OFlags};
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Parts that a device can be cut into.
-const PARTS_MAX: u32 = 64;
-/// A devdax mapping begins at a multiple of its huge pages.
-const LARGE_ALIGNMENT: u64 = 2 << 20;
 const PAGE: u64 = 4096;
 /// A process that was killed keeps its locks until the kernel has taken it down.
 const LOCK_PATIENCE: Duration = Duration::from_secs(2);
@@ -29,70 +27,6 @@ const LOCK_PAUSE: Duration = Duration::from_millis(20);
 const TMPFS_MAGIC: u64 = 0x0102_1994;
 const RAMFS_MAGIC: u64 = 0x8584_58f6;
 const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
-
-/// Which part of a device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct RegionChoice {
-    /// Number of the part, from 0.
-    pub index: u32,
-    /// Into how many equal parts the device is cut.
-    pub count: u32,
-}
-
-impl Default for RegionChoice {
-    fn default() -> Self {
-        RegionChoice { index: 0, count: 1 }
-    }
-}
-
-impl RegionChoice {
-    /// Several parts of one device, as `0+1/4`: the first two of four.
-    ///
-    /// # Errors
-    /// A sentence when that names no parts, or one twice.
-    pub fn several(text: &str) -> Result<Vec<Self>, String> {
-        let wrong = || format!("regions are INDEX+INDEX/COUNT, as 0+1/4, not '{text}'");
-        let (indices, count) = text.split_once('/').ok_or_else(wrong)?;
-        let mut choices: Vec<Self> = Vec::new();
-        for index in indices.split('+') {
-            let choice: Self = format!("{index}/{count}").parse()?;
-            if choices.contains(&choice) {
-                return Err(wrong());
-            }
-            choices.push(choice);
-        }
-        Ok(choices)
-    }
-
-    /// Where the part is in a device of `device_bytes`: first byte and length. Nothing for a part that is none.
-    pub fn place(&self, device_bytes: u64) -> Option<(u64, u64)> {
-        if self.index >= self.count || self.count > PARTS_MAX {
-            return None;
-        }
-        let share = device_bytes / u64::from(self.count);
-        let alignment = if share >= 2 * LARGE_ALIGNMENT { LARGE_ALIGNMENT } else { PAGE };
-        let len = if self.count == 1 { share / PAGE * PAGE } else { share / alignment * alignment };
-        (len > 0).then_some((u64::from(self.index) * len, len))
-    }
-}
-
-impl std::str::FromStr for RegionChoice {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || format!("a region is INDEX/COUNT, as 0/2, with at most {PARTS_MAX} regions; not '{text}'");
-        let (index, count) = text.split_once('/').ok_or_else(wrong)?;
-        let choice =
-            RegionChoice { index: index.parse().map_err(|_| wrong())?, count: count.parse().map_err(|_| wrong())? };
-        if choice.index >= choice.count || choice.count > PARTS_MAX { Err(wrong()) } else { Ok(choice) }
-    }
-}
-
-impl std::fmt::Display for RegionChoice {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}/{}", self.index, self.count)
-    }
-}
 
 /// How a region is opened.
 #[derive(Clone, Debug)]
@@ -136,10 +70,12 @@ impl MediumFile {
     /// Opens and locks a region.
     ///
     /// # Errors
-    /// [`Error::Refused`] when it is in use, too small to hold anything, or neither a file nor a devdax device.
+    /// [`Error::Refused`] when it is in use, too small to hold anything, or neither a file nor a devdax device, and when another region that
+    /// the device was cut into reaches into it and owes something.
     pub fn open(options: OpenOptions) -> Result<Self, Error> {
         let opened = Self::open_unlocked(options, true)?;
         opened.lock()?;
+        opened.refuse_neighbours()?;
         opened.allocate()?;
         Ok(opened)
     }
@@ -232,6 +168,60 @@ impl MediumFile {
         }
     }
 
+    /// Refuses a region into which another one reaches that owes something. While this one is locked none that does can come to owe something,
+    /// nor be given back: that takes a lock on bytes of this one.
+    fn refuse_neighbours(&self) -> Result<(), Error> {
+        // One that owes something may have got its owner between two looks, and what was seen in it is its content: so once more.
+        if self.neighbour()?.is_none() {
+            return Ok(());
+        }
+        let Some(neighbour) = self.neighbour()? else { return Ok(()) };
+        let (choice, path, Neighbour { begin, end, what }) = (self.options.region, self.path().display(), &neighbour);
+        let named = RegionChoice::at(self.device_bytes, (*begin, end - begin));
+        let part = named.map_or_else(String::new, |named| format!("{named} "));
+        Err(Error::refused(match what {
+            What::Owed => {
+                let how = named.map_or_else(
+                    || ", after giving it the size that it had when it was cut so".to_owned(),
+                    |named| format!(" --nvm-region {named}"),
+                );
+                format!(
+                    "region {choice} of {path} overlaps with its region {part}from byte {begin} to {end}, which holds committed blocks of a \
+                     file system: name a region that does not (nvm-region=INDEX/COUNT), or recover that one first (amberlog recover --disk \
+                     IMAGE --nvm {path}{how})"
+                )
+            }
+            What::Unknown(why) => format!(
+                "region {choice} of {path} overlaps with its region {part}that begins at byte {begin}, and whether that holds committed blocks \
+                 cannot be told ({why}): name a region that does not (nvm-region=INDEX/COUNT), or fill the 4096 bytes from byte {begin} on with \
+                 zeros if nobody needs it"
+            ),
+        }))
+    }
+
+    fn neighbour(&self) -> Result<Option<Neighbour>, Error> {
+        let beginnings = beginnings(self.device_bytes);
+        let place = (self.offset, self.len);
+        let examining = || Error::failed(format!("looking for other regions of {}", self.path().display()));
+        let metadata = self.file.metadata().map_err(examining())?;
+        if FileType::from_raw_mode(metadata.mode()) == FileType::RegularFile {
+            // Not mapped: a hole of a full file system would end the process.
+            let head_at = |begin| {
+                let mut head: Head = [0; HEAD_BYTES];
+                self.file.read_exact_at(&mut head, begin).map(|()| head)
+            };
+            return overlapping(&beginnings, place, &head_at).map_err(examining());
+        }
+        // A device can only be mapped.
+        let all = OpenOptions { region: RegionChoice::default(), ..OpenOptions::new(self.path()) };
+        let device = Self::look(all)?.map_for_reading()?;
+        let head_at = |begin: u64| {
+            let head = device.bytes().get(begin as usize..).and_then(|rest| rest.first_chunk());
+            head.copied().ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
+        };
+        overlapping(&beginnings, place, &head_at).map_err(examining())
+    }
+
     /// Makes sure that every byte can be touched: a store to a hole of a full file system would end the process.
     fn allocate(&self) -> Result<(), Error> {
         let metadata = self.file.metadata().map_err(Error::failed("examining the NVM region"))?;
@@ -277,7 +267,9 @@ impl MediumFile {
             self.options.delay,
             stores,
         );
-        durability.map(|_| medium)
+        let beginnings = beginnings(self.device_bytes);
+        let others = beginnings.range(self.offset + 1..self.offset + self.len).map(|begin| begin - self.offset);
+        durability.map(|_| medium.with_other_beginnings(others.collect()))
     }
 
     /// Where the device or file is.
@@ -352,27 +344,6 @@ mod tests {
 
     fn options(path: &Path, bytes: u64) -> OpenOptions {
         OpenOptions { create_bytes: Some(bytes), ..OpenOptions::new(path) }
-    }
-
-    #[test]
-    fn regions_are_equal_parts_and_apart() {
-        for device in [1 << 20, 64 << 20, 100_000_000] {
-            for count in [1, 2, 3, 7, 64] {
-                let mut end = 0;
-                for index in 0..count {
-                    let Some((offset, len)) = (RegionChoice { index, count }).place(device) else {
-                        panic!("{count} parts of {device}")
-                    };
-                    assert_eq!((offset, offset % PAGE, len % PAGE), (end, 0, 0));
-                    end = offset + len;
-                }
-                assert!(end <= device);
-            }
-        }
-        assert_eq!(RegionChoice { index: 1, count: 1 }.place(1 << 20), None);
-        assert_eq!(RegionChoice { index: 0, count: 2 }.place(4096), None, "half a page is no region");
-        assert!("0/65".parse::<RegionChoice>().is_err() && "2/2".parse::<RegionChoice>().is_err());
-        assert_eq!("1/2".parse::<RegionChoice>().map(|choice| choice.to_string()), Ok("1/2".to_owned()));
     }
 
     #[test]

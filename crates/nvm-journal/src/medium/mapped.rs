@@ -19,6 +19,7 @@ pub struct MappedMedium {
     durability: Durability,
     stores: StoreKind,
     delay: Option<DelayModel>,
+    other_beginnings: Vec<u64>,
     /// Bytes whose writing back was begun since the last fence.
     in_flight_bytes: u64,
     /// Something was stored that no fence has covered.
@@ -78,10 +79,17 @@ impl MappedMedium {
             durability,
             stores,
             delay,
+            other_beginnings: Vec::new(),
             in_flight_bytes: 0,
             is_dirty: false,
             has_failed: false,
         }
+    }
+
+    /// Regions of its device, cut in another way, could begin there ([`Medium::other_beginnings`]).
+    pub(super) fn with_other_beginnings(mut self, other_beginnings: Vec<u64>) -> Self {
+        self.other_beginnings = other_beginnings;
+        self
     }
 
     /// How lines are written back.
@@ -179,6 +187,10 @@ impl Medium for MappedMedium {
 
     fn durability(&self) -> Durability {
         self.durability
+    }
+
+    fn other_beginnings(&self) -> &[u64] {
+        &self.other_beginnings
     }
 }
 

@@ -8,13 +8,16 @@
 mod delay;
 mod file;
 mod mapped;
+mod neighbours;
+mod region_choice;
 #[cfg(feature = "simulate")]
 mod simulated;
 mod stores;
 
 pub use delay::DelayModel;
-pub use file::{MediumFile, OpenOptions, RegionChoice, probe};
+pub use file::{MediumFile, OpenOptions, probe};
 pub use mapped::{MappedMedium, MappedView};
+pub use region_choice::RegionChoice;
 #[cfg(feature = "simulate")]
 pub use simulated::{CrashImages, SimulatedMedium, StepObserver};
 pub use stores::StoreKind;
@@ -88,6 +91,11 @@ pub trait Medium: Send {
     /// What it survives.
     fn durability(&self) -> Durability;
 
+    /// Where in it, but at its very beginning, a region could begin if its device was cut in another way.
+    fn other_beginnings(&self) -> &[u64] {
+        &[]
+    }
+
     /// Bytes that it has.
     fn len(&self) -> u64 {
         self.bytes().len() as u64
@@ -127,6 +135,10 @@ impl<M: Medium + ?Sized> Medium for Box<M> {
 
     fn durability(&self) -> Durability {
         (**self).durability()
+    }
+
+    fn other_beginnings(&self) -> &[u64] {
+        (**self).other_beginnings()
     }
 }
 

@@ -272,7 +272,8 @@ impl Work {
         number as usize
     }
 
-    /// The guest no longer cares for what it discards.
+    /// The guest no longer cares for what it discards. A part of a block stays as it is: a discard is advice, and what is known of that
+    /// block's home goes on to be true.
     fn discard(
         &mut self,
         captured: &mut Captured,
@@ -280,13 +281,16 @@ impl Work {
         steps: &mut Steps,
     ) -> io::Result<HomeVerdict> {
         let whole = &change.whole;
+        if whole.is_empty() {
+            return Ok(HomeVerdict::Parts(Vec::new()));
+        }
         let gone: Vec<u64> = captured.homes.keys().copied().filter(|block| whole.contains(block)).collect();
         NvmCounters::add(&self.nvm.counters.blocks_dropped, gone.len() as u64);
         captured.at_home.retain(|block, _| !whole.contains(block));
         captured.notes.note(&Note::NotAtHome(whole.clone()));
         captured.allocation.forget();
         captured.release(&gone).map_err(io::Error::other)?;
-        let part = self.run(captured, change, change.blocks.clone(), Vec::new(), steps);
+        let part = self.run(captured, change, whole.clone(), Vec::new(), steps);
         Ok(HomeVerdict::Parts(vec![part]))
     }
 

@@ -68,6 +68,7 @@ impl Work {
             return LogVerdict::Fail;
         }
         captured.notes.note(&Note::LogBlock(block.position, content));
+        self.departure.log_block_came(block.position);
         match over {
             Some(over) => {
                 self.written_over(captured, block.request, over, Foreign::Live(block.position));

@@ -40,8 +40,8 @@ pub(super) enum Leaving {
     Draining,
     /// So many writes of log blocks are on their way to their places.
     Writing(usize),
-    /// They are being made durable, and so is what the guest wrote past its journal onto these blocks.
-    Flushing(Vec<Written>),
+    /// They are being made durable, and so is what the guest wrote past its journal onto these blocks, and the mark with this number.
+    Flushing(Vec<Written>, u64),
     /// The superblock is on its way, …
     Superblock,
     /// … and made durable.
@@ -73,6 +73,18 @@ pub(super) struct Departure {
     pub failure: Option<String>,
 }
 
+impl Departure {
+    /// Whether storage says, or may say by now, that the log is there.
+    pub fn is_superblock_on_its_way(&self) -> bool {
+        matches!(self.phase, Some(Leaving::Superblock | Leaving::LastFlush | Leaving::Rest(_)))
+    }
+
+    /// A log block came, perhaps once more: what was written of it is not the latest.
+    pub fn log_block_came(&mut self, position: u32) {
+        self.left.positions.remove(&position);
+    }
+}
+
 impl Work {
     /// Takes a log that shall leave one step on. True when it has left.
     pub(super) fn leave(&mut self, state: &mut State, steps: &mut Steps) -> io::Result<keeper::Leaving> {
@@ -100,7 +112,7 @@ impl Work {
         use Leaving::{Draining, Flushing, Gathering, Writing};
         // Why an attempt failed is nothing to who begins the next.
         self.departure.failure = None;
-        if matches!(self.departure.phase, Some(Gathering | Draining | Writing(_) | Flushing(_))) {
+        if matches!(self.departure.phase, Some(Gathering | Draining | Writing(_) | Flushing(..))) {
             self.departure.phase = None;
             self.drive(state, steps);
         }
@@ -210,7 +222,7 @@ impl Work {
         }
     }
 
-    fn open_end_written(&mut self, captured: &Captured, steps: &mut Steps) {
+    fn open_end_written(&mut self, captured: &mut Captured, steps: &mut Steps) {
         if !matches!(self.departure.phase, Some(Leaving::Writing(0))) {
             return;
         }
@@ -220,16 +232,27 @@ impl Work {
         }
         let is_still = |block: &&u64| !self.in_flight.touches(**block);
         let written = captured.homes.keys().filter(is_still).filter_map(|block| captured.written(*block)).collect();
-        self.departure.phase = Some(Leaving::Flushing(written));
+        // An image of before does not have what the guest wrote there.
+        let mark = match self.begin_old_mark(captured) {
+            Ok(mark) => mark,
+            Err(error) => {
+                return self.cannot_leave(&format!("writing the mark of the NVM region anew failed: {error}"));
+            }
+        };
+        self.departure.phase = Some(Leaving::Flushing(written, mark));
         self.flush_for(Errand::LeavingFlush(self.departure.left.attempt), steps);
     }
 
     /// The log blocks are durable, and what the guest wrote past its journal: nothing more is owed.
     fn leaving_flushed(&mut self, captured: &mut Captured, is_ok: bool, steps: &mut Steps) {
-        let Some(Leaving::Flushing(written)) = &mut self.departure.phase else { return };
-        let written = std::mem::take(written);
+        let Some(Leaving::Flushing(written, mark)) = &mut self.departure.phase else { return };
+        let (written, mark) = (std::mem::take(written), *mark);
         if !is_ok || self.departure.left.is_in_doubt {
             self.cannot_leave("flushing the disk failed");
+            return;
+        }
+        if let Err(error) = self.end_mark(captured, mark) {
+            self.cannot_leave(&error.to_string());
             return;
         }
         let gone: Vec<u64> = written

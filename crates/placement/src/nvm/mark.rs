@@ -5,7 +5,7 @@
 //! has written home since, past the journal, and which the region's next transactions refer to (`data=ordered`). So the mark is
 //! written anew, with the next count, before blocks leave and before what follows is committed: with the flush of every slice of a
 //! checkpoint and of every transaction whose appends go home, and otherwise, with every flush that reaches the disk anyway, when the
-//! last one is older than [`super::NvmOptions::mark_age`].
+//! last one is older than [`super::NvmOptions::mark_age`]. So it is while the log leaves the region, until its own superblock is on its way.
 //!
 //! Storage has even counts only. First the region is told an odd one, which says that storage has the count before it or the one after;
 //! then storage is written and flushed; then the region is told of that, and only then do blocks leave. So a crash at any
@@ -210,7 +210,7 @@ impl Marks {
 impl Work {
     /// Whether the superblock on storage is the mark, and stays so.
     fn has_mark(&self) -> bool {
-        self.departure.phase.is_none() && self.closing.as_ref().is_none_or(|closing| !closing.is_on_its_way)
+        !self.departure.is_superblock_on_its_way() && self.closing.as_ref().is_none_or(|closing| !closing.is_on_its_way)
     }
 
     /// Sees to it that the next mark is written, which the next flush makes durable. Gives the number of that for [`Self::end_mark`].

@@ -10,7 +10,7 @@
 //!   before the answer.
 //! * The region and the notes cannot change in one step. So a note of something that changes the region too comes *first*, and if it is the
 //!   last one, the region says whether that has come to pass ([`Noted::settle`]): a transaction, and a log that begins anew, by the
-//!   number of the last transaction; a block that is held again by being there. What leaves the region is not noted at all: what the notes say of a
+//!   number of the last transaction (a log that begins anew where it stood means the same either way); a block that is held again by being there. What leaves the region is not noted at all: what the notes say of a
 //!   block's home means nothing where the region has no version of it, and what is said to be at home by our hand means nothing
 //!   where it has one. (So *that* is noted before the block leaves.)
 //! * What the guest wrote past its journal is noted when that write has *ended*, before its request is answered. Earlier would be wrong where
@@ -664,8 +664,9 @@ impl Noted {
                     rest = Rest::Sequence(before);
                 }
             }
-            // Its guest says so once more.
-            Some(Note::Anew(..)) if sequence == before => {}
+            // Its guest says so once more. Where it begins anew just where it stood, as a kernel does that turns features on in an empty log, the
+            // number does not tell, and nothing is lost by taking it for done: it may have been answered, and nothing was live.
+            Some(Note::Anew(_, tail)) if sequence == before && tail != noted.cursor => {}
             Some(last) => noted.apply(last)?,
             None => {}
         }

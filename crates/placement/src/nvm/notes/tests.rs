@@ -1,13 +1,17 @@
 use super::*;
-use jbd2::Features;
 use jbd2::build::SuperblockBuilder;
+use jbd2::{Checksum, Features};
 
 const BLOCK: u32 = 1024;
 
 fn superblock() -> Box<[u8; ATTACHMENT_BYTES]> {
+    superblock_with(Checksum::None)
+}
+
+fn superblock_with(checksum: Checksum) -> Box<[u8; ATTACHMENT_BYTES]> {
     let features = Features { compat: 0, incompat: Features::REVOKE, ro_compat: 0 };
     let builder = SuperblockBuilder { block_size: BLOCK, maxlen: 64, features, ..SuperblockBuilder::default() };
-    Box::new(*builder.build().first_chunk().expect("a superblock is that long"))
+    Box::new(*builder.checksum(checksum).build().first_chunk().expect("a superblock is that long"))
 }
 
 fn tail(position: u32, sequence: u32) -> Tail {
@@ -199,6 +203,22 @@ fn the_region_says_whether_the_last_note_has_come_to_pass() {
     assert_eq!((noted.tail, noted.cursor, noted.copies.len()), (tail(9, 40), tail(9, 40), 0));
     assert!(noted.live.is_empty() && noted.homes.is_empty() && noted.at_home.is_empty());
     assert!(settled(anew(), 38, &[]).is_err());
+}
+
+/// Its guest may have been answered, and writes its transactions with the features that it has said.
+#[test]
+fn a_log_that_begins_anew_where_it_stood_has_the_features_that_it_begins_with() {
+    let anew = |tail| Note::Anew(superblock_with(Checksum::V3), tail);
+    let notes = |rest: Vec<Note>| [vec![begun(), log_block(1)], rest].concat();
+    let (noted, rest) = settled(notes(vec![anew(tail(1, 5))]), 4, &[]).expect("they agree");
+    assert_eq!((noted.format.checksum, noted.copies.len(), rest), (Checksum::V3, 0, Rest::Nothing));
+    assert_eq!((noted.tail, noted.cursor), (tail(1, 5), tail(1, 5)));
+    // It went on, so that was done.
+    let (noted, _) = settled(notes(vec![anew(tail(1, 5)), log_block(1)]), 4, &[]).expect("they agree");
+    assert_eq!((noted.format.checksum, noted.copies.len()), (Checksum::V3, 1));
+    // Elsewhere the number tells that it was not.
+    let (noted, _) = settled(notes(vec![anew(tail(9, 40))]), 4, &[]).expect("they agree");
+    assert_eq!((noted.format.checksum, noted.copies.len()), (Checksum::None, 1));
 }
 
 #[test]

@@ -1,0 +1,76 @@
+//! A log that leaves its region while its guest runs, and what is done to it meanwhile.
+
+use super::*;
+
+/// A log that shall leave, whose operations `holds` picks are awaited; it is taken on until one of them is.
+fn leaves(rig: &mut Rig, holds: impl Fn(&DiskOperation) -> bool + 'static) {
+    let index = rig.log(0).index();
+    rig.journals.change_placement(index, PlacementKind::Storage).expect("it may");
+    rig.holds = Box::new(holds);
+    for _ in 0..10 {
+        if rig.held.is_empty() {
+            assert!(!rig.leave(0).expect("it is on its way"));
+        }
+    }
+    assert_eq!(rig.held.len(), 1, "it waits for that");
+}
+
+fn has_left(rig: &mut Rig) {
+    rig.end_held();
+    for _ in 0..10 {
+        rig.leave(0).expect("it leaves");
+    }
+    assert!(rig.log(0).placement == PlacementKind::Storage, "it has left");
+}
+
+/// Blocks leave the region as soon as they are at home, by a checkpoint's hand or by the guest's own. A copy of the disk that was made
+/// before that does not have them, and is not taken for the disk that the region belongs to.
+#[test]
+fn an_image_of_before_is_told_from_the_one_that_a_leaving_log_went_home_to() {
+    for by_guest in [false, true] {
+        let mut rig = Rig::with(1, |options| options.mark_age = Duration::ZERO);
+        rig.superblock(0, true);
+        rig.commit(0, IN_USE, &content(1));
+        let before = std::fs::read(&rig.image).expect("the image");
+        if by_guest {
+            let at = rig.home_at(0, IN_USE);
+            rig.request(RequestKind::Write, at, &mut content(2));
+        }
+        let recovered = rig.recovered_beside(&before).expect("nothing has left the region");
+        assert!(recovered[rig.home_at(0, IN_USE) as usize..][..BLOCK as usize] == content(1)[..]);
+        let superblock = rig.file_systems[0].log_at[0];
+        leaves(&mut rig, move |operation| operation.operation == Operation::Write && operation.offset == superblock);
+        assert!(rig.stored(0, IN_USE) == content(1 + u8::from(by_guest)), "it is at home");
+        match rig.recovered_beside(&before) {
+            Err(recovery::Error::Refused(why)) => assert!(why.contains("this image is an older copy"), "{why}"),
+            other => {
+                panic!("by its guest: {by_guest}: what was committed is lost: {:?}", other.map(|image| image.len()))
+            }
+        }
+        assert!(rig.recovered_block(IN_USE) == content(1 + u8::from(by_guest)));
+        has_left(&mut rig);
+    }
+}
+
+/// A log block that comes once more, with another content, is in its place when that is answered, however far the log is on its way there.
+#[test]
+fn a_log_block_that_comes_again_while_its_log_leaves_is_in_its_place() {
+    let mut rig = Rig::new(1);
+    rig.superblock(0, true);
+    rig.commit(0, IN_USE, &content(1));
+    // A transaction that is not complete.
+    let of = &rig.file_systems[0];
+    let [first, second] = [0, 1].map(|further| of.log_at[of.builder.position as usize + further]);
+    for at in [first, second] {
+        rig.request(RequestKind::Write, at, &mut content(2));
+    }
+    let superblock = rig.file_systems[0].log_at[0];
+    leaves(&mut rig, move |operation| operation.operation == Operation::Write && operation.offset == superblock);
+    rig.request(RequestKind::Write, first, &mut content(3));
+    has_left(&mut rig);
+    for (at, expected) in [(first, content(3)), (second, content(2))] {
+        let mut stored = content(0);
+        rig.file.read_exact_at(&mut stored, at).expect("read");
+        assert!(stored == expected, "log block at byte {at}: what was written last is lost");
+    }
+}
