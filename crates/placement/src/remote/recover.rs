@@ -243,7 +243,8 @@ fn recover_log(
     };
     let is_distrusted = Stored::read(&superblock.raw).is_distrusted;
     let lineage = Lineage::read(&superblock.raw).unwrap_or_default();
-    let claim = superblock.claim(lineage)?;
+    let failed_flushes = storage.failed_flushes();
+    let claim = superblock.claim(lineage, failed_flushes)?;
     let completing = || failed("completing the journal on storage");
     let mut blocks: Vec<_> = log.blocks.iter().filter(|(position, _)| **position != 0).collect();
     blocks.sort_by_key(|(position, _)| **position);
@@ -253,7 +254,7 @@ fn recover_log(
     }
     superblock.check()?;
     remove_what_a_fall_back_left(storage, place, &log).map_err(after_claim)?;
-    storage.sync().map_err(completing())?;
+    storage.sync_since(failed_flushes).map_err(completing())?;
     superblock.check()?;
     let mut whole = log.blocks[&0].to_vec();
     // The claim stays: without it this could be, byte for byte, what the other host wrote when it fell back.
@@ -263,7 +264,7 @@ fn recover_log(
         whole[..SUPERBLOCK_BYTES].copy_from_slice(&distrusted);
     }
     storage.write_at(offset, &whole).map_err(completing())?;
-    storage.sync().map_err(completing())?;
+    storage.sync_since(failed_flushes).map_err(completing())?;
     let report = if is_distrusted {
         left_to_guest()
     } else {
@@ -553,13 +554,13 @@ impl OnStorage<'_> {
 
     /// Says on storage that this journal is being recovered: another host that had it finds that, and writes no more; or it was
     /// faster, and its log on storage is the one that counts.
-    fn claim(&mut self, lineage: Lineage) -> Result<Nonce, Error> {
+    fn claim(&mut self, lineage: Lineage, failed_flushes: u64) -> Result<Nonce, Error> {
         let claiming = || failed("claiming the journal on storage");
         self.check()?;
         let claim = remote_journal::random();
         Lineage { claim, ..lineage }.write_into(&mut self.raw);
         self.storage.write_at(self.offset, &self.raw).map_err(claiming())?;
-        self.storage.sync().map_err(claiming())?;
+        self.storage.sync_since(failed_flushes).map_err(claiming())?;
         self.storage.wait_for_others();
         self.check()?;
         Ok(claim)

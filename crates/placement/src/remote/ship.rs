@@ -553,8 +553,9 @@ fn say_which_is_next(shared: &Shared, generation: u64) -> Result<(Nonce, Vec<Non
             let mut bytes = block.to_vec();
             RemoteMark::remove_from(&mut bytes);
             lineage.write_into(&mut bytes);
+            let failed_flushes = shared.medium.failed_flushes();
             shared.write_superblock(&mut storage, &bytes)?;
-            shared.medium.sync()
+            shared.medium.sync_since(failed_flushes)
         });
         said.map_err(Ended::Storage)?;
         storage.lineage = lineage;
@@ -597,6 +598,8 @@ fn renew_mark(shared: &Shared, generation: u64) -> Result<(), Ended> {
 /// Whoever was cut off from the server does not know whether somebody else has taken the log there: storage is asked before
 /// every step ([`super::shared_storage`]).
 pub(super) fn fall_back(shared: &Shared, generation: u64) -> io::Result<()> {
+    // All that counts is written from here on: a flush that has failed by its end, whoever asked for it, may have lost some of it.
+    let failed_flushes = shared.medium.failed_flushes();
     let mut commits = false;
     let mut written: Option<Arc<[u8]>> = None;
     loop {
@@ -631,7 +634,7 @@ pub(super) fn fall_back(shared: &Shared, generation: u64) -> io::Result<()> {
         if storage_counts && written.as_ref().is_none_or(|written| !Arc::ptr_eq(written, &superblock)) {
             let bytes = with_lineage(&storage, &superblock);
             shared.write_superblock(&mut storage, &bytes)?;
-            shared.medium.sync()?;
+            shared.medium.sync_since(failed_flushes)?;
             written = Some(superblock);
         }
         for (position, content) in &blocks {
@@ -640,7 +643,7 @@ pub(super) fn fall_back(shared: &Shared, generation: u64) -> io::Result<()> {
         if !blocks.is_empty() {
             continue;
         }
-        shared.medium.sync()?;
+        shared.medium.sync_since(failed_flushes)?;
         if !commits {
             commits = true;
             continue;
@@ -657,7 +660,7 @@ pub(super) fn fall_back(shared: &Shared, generation: u64) -> io::Result<()> {
             shared.check(&storage)?;
             let bytes = with_lineage(&storage, &superblock);
             shared.write_superblock(&mut storage, &bytes)?;
-            shared.medium.sync()?;
+            shared.medium.sync_since(failed_flushes)?;
             written = Some(superblock);
         }
         if state.server_counts() && !shared.medium.patience().is_zero() {

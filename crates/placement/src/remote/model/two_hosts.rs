@@ -6,6 +6,8 @@
 //! exception that the two rely on: what a host has checked and is about to write is there before the other has ended
 //! its wait. And at random: hosts come, are cut off, die, and images are copied and put back.
 
+mod failed_flushes;
+
 use super::network::{Network, Weather};
 use super::world::{BLOCK, client_options, image, small, start_server};
 use crate::disk::Disk as VmDisk;
@@ -52,6 +54,9 @@ struct GateState {
     is_dead: bool,
     /// The file system of the image has no room.
     is_full: bool,
+    /// After which step, if that is a write, a flush fails that somebody else has asked for, and whether that has happened.
+    loses: Option<usize>,
+    has_lost: bool,
 }
 
 /// What is between a host and the disk.
@@ -116,6 +121,14 @@ impl Gate {
         }
     }
 
+    /// Whether what has just been written is lost, and somebody else is told.
+    fn loses(&self) -> bool {
+        let mut state = self.lock();
+        let loses = state.loses.is_some_and(|step| step + 1 == state.steps.len());
+        state.has_lost |= loses;
+        loses
+    }
+
     fn written(&self) {
         self.lock().is_writing = false;
         self.changed.notify_all();
@@ -134,12 +147,20 @@ impl JournalStorage for Gated {
     fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
         let passed = self.gate.pass(Step::Write);
         let written = passed.and_then(|()| self.disk.file.write_all_at(bytes, offset));
+        if self.gate.loses() {
+            self.disk.note_failed_flush();
+        }
         self.gate.written();
         written
     }
 
-    fn sync(&self) -> io::Result<()> {
-        self.gate.pass(Step::Sync)
+    fn failed_flushes(&self) -> u64 {
+        self.disk.file.failed_flushes()
+    }
+
+    fn sync_since(&self, failed: u64) -> io::Result<()> {
+        self.gate.pass(Step::Sync)?;
+        self.disk.file.sync_since(failed)
     }
 
     fn read_at(&self, offset: u64, bytes: &mut [u8]) -> io::Result<()> {

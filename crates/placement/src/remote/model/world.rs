@@ -461,7 +461,11 @@ impl JournalStorage for Observed {
         written
     }
 
-    fn sync(&self) -> io::Result<()> {
+    fn failed_flushes(&self) -> u64 {
+        0
+    }
+
+    fn sync_since(&self, _failed: u64) -> io::Result<()> {
         self.life.step();
         let world = self.world();
         let synced = {
