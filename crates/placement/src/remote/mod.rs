@@ -113,6 +113,8 @@ pub(crate) trait JournalStorage: Send + Sync {
     fn sync_since(&self, failed: u64) -> io::Result<()>;
     /// Reads what is there, whoever wrote it.
     fn read_at(&self, offset: u64, bytes: &mut [u8]) -> io::Result<()>;
+    /// Forgets what this host has in its page cache of what another one may have written since.
+    fn forget_cached(&self);
     /// How long another host's write may be on its way; nothing where there is none.
     fn patience(&self) -> Duration;
     /// Waits for so long.
@@ -136,6 +138,10 @@ impl JournalStorage for Disk {
 
     fn read_at(&self, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
         shared_storage::read_at(self, offset, bytes)
+    }
+
+    fn forget_cached(&self) {
+        shared_storage::forget_cached(self);
     }
 
     fn patience(&self) -> Duration {

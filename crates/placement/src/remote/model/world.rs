@@ -489,6 +489,8 @@ impl JournalStorage for Observed {
         Ok(())
     }
 
+    fn forget_cached(&self) {}
+
     fn patience(&self) -> Duration {
         Duration::ZERO
     }
