@@ -393,7 +393,9 @@ async fn ship_log(shared: &Arc<Shared>, generation: u64) -> Result<Ended, Ended>
             sender.ping().await?;
             last_sent = Instant::now();
         }
+        let began = Instant::now();
         advance(shared, generation, &mut switch)?;
+        let mut busy = began.elapsed();
         if let Some(own) = switch.own.filter(|_| !switch.is_asked) {
             switch.is_asked = true;
             sender.rename(&shared.name, epoch, nonce, own).await?;
@@ -401,7 +403,11 @@ async fn ship_log(shared: &Arc<Shared>, generation: u64) -> Result<Ended, Ended>
         if last_mark.elapsed() > MARK_AGE {
             last_mark = Instant::now();
             renew_mark(shared, generation)?;
+            busy += last_mark.elapsed();
         }
+        // Nobody has listened while storage took its time: that is no silence of the server's.
+        last_progress += busy;
+        last_sign += busy;
         let is_idle = unsent.is_empty() && !has_more;
         let pause = if is_idle { idle_pause(patience, last_sent.elapsed()) } else { Duration::ZERO };
         tokio::select! {

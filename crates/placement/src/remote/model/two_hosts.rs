@@ -656,6 +656,40 @@ fn a_recovery_that_is_overtaken_at_any_step_loses_nothing() {
     }
 }
 
+/// Storage takes longer for a step than the server may be silent: the server has said nothing wrong, and nobody has listened.
+#[test]
+fn a_server_is_not_given_up_because_storage_is_slow() {
+    for step in 0.. {
+        let mut cluster = Cluster::new();
+        cluster.what = format!("storage is slow at step {step}");
+        assert!(cluster.start(0));
+        cluster.wait_for(0, |mode| mode == Mode::Remote);
+        cluster.cut(0);
+        cluster.wait_for(0, |mode| mode == Mode::Storage);
+        assert!(cluster.commit(0));
+        let gate = Arc::clone(&cluster.hosts[0].gate);
+        gate.stop_before(step);
+        let log = &cluster.hosts[0].running.as_ref().expect("it runs").log;
+        let connects = log.report().connects;
+        cluster.mend(0);
+        let reached = gate.wait_until_stopped(|| matches!(log.try_mode(), Some(Mode::Remote)));
+        if reached {
+            std::thread::sleep(3 * cluster.timeout);
+        }
+        gate.go_on();
+        cluster.wait_for(0, |mode| mode == Mode::Remote);
+        std::thread::sleep(2 * cluster.timeout);
+        let log = &cluster.hosts[0].running.as_ref().expect("it runs").log;
+        assert_eq!(log.report().connects, connects + 1, "{}", cluster.what);
+        assert_eq!(log.mode(), Mode::Remote, "{}", cluster.what);
+        assert!(cluster.commit(0));
+        if !reached {
+            assert!(step > 3, "{step} steps");
+            return;
+        }
+    }
+}
+
 /// What a host has read of a disk before the disk is its own may have been written since, by a host that had it: it is read once more, from
 /// the device, before it is brought home, and before a page of it is written back.
 #[test]
