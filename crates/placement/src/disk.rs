@@ -1,7 +1,7 @@
 //! One disk of a VM, as its route and its VM's journals share it.
 
 use crate::layout::DiskLayout;
-use crate::shared_disk;
+use crate::shared_disk::{self, Direct};
 use image_file::Stamp;
 use image_moments::Changes;
 use std::fs::File;
@@ -159,7 +159,7 @@ pub struct Disk {
     /// For what is rare and may block: scans, marks, restored blocks. The data path has the disk engine.
     pub(crate) file: LoggedFile,
     /// The same past the page cache, where another host may write it.
-    pub(crate) direct: Option<File>,
+    pub(crate) direct: Direct,
     /// What the image looked like before anything was read of it, until a guest begins; nothing of one that is somebody else's still.
     as_opened: Mutex<Option<Stamp>>,
     /// Another host has it: nothing is written to it from here any more.

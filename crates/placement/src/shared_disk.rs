@@ -2,7 +2,10 @@
 
 use rustix::fs::{Mode, OFlags};
 use std::fs::File;
+use std::io;
 use std::os::unix::fs::FileTypeExt;
+use std::path::Path;
+use std::sync::Once;
 
 /// File systems that one host has to itself, by what `statfs` calls them.
 const LOCAL: [i64; 11] = [
@@ -27,12 +30,53 @@ pub(crate) fn may_be_shared(file: &File) -> bool {
     !rustix::fs::fstatfs(file).is_ok_and(|status| LOCAL.contains(&status.f_type))
 }
 
-/// The same file or device, read past the page cache; nothing where that cannot be, or need not.
-pub(crate) fn open_direct(file: &File, path: &std::path::Path) -> Option<File> {
+/// How a disk is read that another host may write.
+#[derive(Debug)]
+pub(crate) enum Direct {
+    /// This host has it to itself.
+    NotNeeded,
+    /// The same file or device, read past the page cache.
+    Open(File),
+    /// It cannot be read so, for this reason, and whether that was said.
+    Impossible(io::Error, Once),
+}
+
+/// The same file or device, read past the page cache where another host may write it.
+pub(crate) fn open_direct(file: &File, path: &Path) -> Direct {
     if !may_be_shared(file) {
-        return None;
+        return Direct::NotNeeded;
     }
-    let direct = rustix::fs::open(path, OFlags::RDONLY | OFlags::DIRECT | OFlags::CLOEXEC, Mode::empty()).ok()?;
-    let (a, b) = (rustix::fs::fstat(file).ok()?, rustix::fs::fstat(&direct).ok()?);
-    ((a.st_dev, a.st_ino) == (b.st_dev, b.st_ino)).then(|| File::from(direct))
+    open_past_cache(file, path)
+}
+
+fn open_past_cache(file: &File, path: &Path) -> Direct {
+    let open = || {
+        let direct = rustix::fs::open(path, OFlags::RDONLY | OFlags::DIRECT | OFlags::CLOEXEC, Mode::empty())?;
+        let (a, b) = (rustix::fs::fstat(file)?, rustix::fs::fstat(&direct)?);
+        if (a.st_dev, a.st_ino) == (b.st_dev, b.st_ino) {
+            return Ok(File::from(direct));
+        }
+        Err(io::Error::other("another file has its name by now"))
+    };
+    open().map_or_else(|error| Direct::Impossible(error, Once::new()), Direct::Open)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// It is the file itself that is read, or none; and that it is none is not taken for that none is needed.
+    #[test]
+    fn a_disk_that_cannot_be_read_past_the_cache_is_known_to_be_one() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("image");
+        std::fs::write(&path, [1; 4096]).expect("written");
+        let file = File::open(&path).expect("opened");
+        std::fs::remove_file(&path).expect("removed");
+        assert!(matches!(open_past_cache(&file, &path), Direct::Impossible(..)), "it has gone");
+        std::fs::write(&path, [2; 4096]).expect("written");
+        let Direct::Impossible(why, _) = open_past_cache(&file, &path) else { panic!("another file is read") };
+        assert!(why.kind() == io::ErrorKind::Other || why.kind() == io::ErrorKind::InvalidInput, "{why}");
+        assert!(!may_be_shared(&file) || !matches!(open_direct(&file, &path), Direct::NotNeeded));
+    }
 }

@@ -53,8 +53,7 @@ pub(crate) fn finish_from_copy(
     let (options, medium) = (nobodys(name), Arc::clone(&journal));
     let left = RemoteLog::shared_of_left(&options, place.clone(), disks, medium, BackOff::default(), mirror);
     let shared = left.map_err(refused)?;
-    // What it says may be in a cache, and something else on the medium, of which the opposite would be right.
-    shared.medium.sync().map_err(failed)?;
+    shared.settle_found().map_err(failed)?;
     let (generation, is_to_be_completed) = {
         let mut state = shared.lock();
         state.may_not_begin = false;

@@ -105,10 +105,16 @@ impl RemoteOptions {
 pub(crate) trait JournalStorage: Send + Sync {
     /// Writes at a byte.
     fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()>;
-    /// Makes durable what was written before.
-    fn sync(&self) -> io::Result<()>;
+    /// How many flushes of it have failed, whoever asked for them. To be asked before what [`JournalStorage::sync_since`] has to cover
+    /// is written.
+    fn failed_flushes(&self) -> u64;
+    /// Makes durable what was written since so many flushes had failed: who writes and flushes the same disk, another log's thread or its
+    /// guest, may be told in our place that something is lost ([`write_log::LoggedFile::sync_since`]).
+    fn sync_since(&self, failed: u64) -> io::Result<()>;
     /// Reads what is there, whoever wrote it.
     fn read_at(&self, offset: u64, bytes: &mut [u8]) -> io::Result<()>;
+    /// Forgets what this host has in its page cache of what another one may have written since.
+    fn forget_cached(&self);
     /// How long another host's write may be on its way; nothing where there is none.
     fn patience(&self) -> Duration;
     /// Waits for so long.
@@ -122,12 +128,20 @@ impl JournalStorage for Disk {
         self.file.write_all_at(bytes, offset)
     }
 
-    fn sync(&self) -> io::Result<()> {
-        self.file.sync_data()
+    fn failed_flushes(&self) -> u64 {
+        self.file.failed_flushes()
+    }
+
+    fn sync_since(&self, failed: u64) -> io::Result<()> {
+        self.file.sync_since(failed)
     }
 
     fn read_at(&self, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
         shared_storage::read_at(self, offset, bytes)
+    }
+
+    fn forget_cached(&self) {
+        shared_storage::forget_cached(self);
     }
 
     fn patience(&self) -> Duration {
@@ -177,6 +191,8 @@ struct Shared {
     disk: Arc<Disk>,
     home: Arc<Disk>,
     medium: Arc<dyn JournalStorage>,
+    /// How many flushes of that had failed before anything was read from it here.
+    failed_flushes: u64,
     back_off: BackOff,
     /// Held by whoever writes the superblock on storage, or completes the log there. Taken before `state`.
     storage: Mutex<OnStorage>,
@@ -213,6 +229,12 @@ impl Shared {
         let mut superblock = vec![0; SUPERBLOCK_BYTES];
         self.medium.read_at(offset, &mut superblock)?;
         Ok(superblock)
+    }
+
+    /// Makes durable what storage said when it was found: that may be in a cache, and something else on the medium, of which the opposite
+    /// would be right.
+    fn settle_found(&self) -> io::Result<()> {
+        self.medium.sync_since(self.failed_flushes)
     }
 
     /// Whether storage is as we left it: to be asked before anything is written to a journal there.
@@ -252,8 +274,9 @@ impl Shared {
             ..storage.lineage
         };
         storage.lineage.write_into(&mut bytes);
+        let failed_flushes = self.medium.failed_flushes();
         self.write_superblock(storage, &bytes)?;
-        self.medium.sync()?;
+        self.medium.sync_since(failed_flushes)?;
         RemoteCounters::add(&self.counters.marks, 1);
         Ok(())
     }
@@ -432,6 +455,7 @@ impl RemoteLog {
             place,
             disk,
             home,
+            failed_flushes: medium.failed_flushes(),
             medium,
             back_off,
             storage: Mutex::default(),
@@ -475,8 +499,7 @@ impl RemoteLog {
         if !shared.lock().may_not_begin {
             return Ok(());
         }
-        // What it says may be in a cache, and something else on the medium, of which the opposite would be right.
-        shared.medium.sync()?;
+        shared.settle_found()?;
         shared.lock().may_not_begin = false;
         shared.tell();
         Ok(())
@@ -562,8 +585,9 @@ impl RemoteLog {
             let mut content = block.to_vec();
             RemoteMark::remove_from(&mut content);
             storage.lineage.write_into(&mut content);
+            let failed_flushes = shared.medium.failed_flushes();
             shared.write_superblock(&mut storage, &content)?;
-            shared.medium.sync()?;
+            shared.medium.sync_since(failed_flushes)?;
             shared.lock().open(superblock, content.into());
         }
         shared.tell();
@@ -636,8 +660,9 @@ impl RemoteLog {
             shared.unless_taken(shared.check(&storage))?;
             storage.counts_no_more();
             storage.lineage.write_into(&mut block);
+            let failed_flushes = shared.medium.failed_flushes();
             shared.write_superblock(&mut storage, &block)?;
-            shared.medium.sync()?;
+            shared.medium.sync_since(failed_flushes)?;
             shared.lock().close();
         }
         shared.tell();
@@ -752,8 +777,9 @@ impl RemoteLog {
         let mut storage = shared.on_storage();
         shared.check(&storage)?;
         let block = shared.read_superblock()?;
+        let failed_flushes = shared.medium.failed_flushes();
         shared.write_superblock(&mut storage, &block)?;
-        shared.medium.sync()
+        shared.medium.sync_since(failed_flushes)
     }
 
     /// Whether storage has all of it, and nobody is about to change that.

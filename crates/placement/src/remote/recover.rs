@@ -7,6 +7,7 @@
 //! * An image that is older than the log, a copy that was made before the mark was last written, is refused, and nobody is
 //!   fenced off for it.
 //! * What is compared with storage is compared with what that says after the writer was fenced off: until then both go on.
+//! * What this host has in its page cache of the disk is no older than the claim on it, once anything else is written.
 //! * Another host that is cut off from the server may be falling back just now: it finds our claim on storage, or we find
 //!   what it wrote ([`super::shared_storage`]).
 //!
@@ -123,7 +124,8 @@ pub(super) fn recover_through(
     if let Some(journal) = journal {
         disks.push(disk(journal, dry_run)?);
     }
-    disks.iter().for_each(|disk| shared_storage::forget_cached(disk));
+    let storages: Vec<_> = disks.iter().map(|disk| through(Arc::clone(disk))).collect();
+    storages.iter().for_each(|storage| storage.forget_cached());
     let found = scan::scan(&disks).map_err(failed("looking for journals"))?;
     if let Some(left) = found.left_alone.iter().find(|left| left.place.home_disk == 0) {
         let (at, image) = (left.place.home_start, image.display());
@@ -134,8 +136,7 @@ pub(super) fn recover_through(
     }
     let mut recovered = Vec::new();
     for place in found.logs.iter().filter(|place| place.home_disk == 0) {
-        let storage = through(Arc::clone(&disks[place.journal_disk]));
-        let one = recover_log(&disks, &*storage, place, options, dry_run, (only_marked, taking));
+        let one = recover_log(&disks, &storages, place, options, dry_run, (only_marked, taking));
         recovered.extend(one.map_err(|error| after_others(&recovered, error))?);
     }
     Ok(recovered)
@@ -189,13 +190,14 @@ pub fn remote_epoch_of_image(image: &Path, journal: Option<&Path>) -> io::Result
 
 fn recover_log(
     disks: &[Arc<Disk>],
-    storage: &dyn JournalStorage,
+    storages: &[Arc<dyn JournalStorage>],
     place: &FoundLogPlace,
     options: &RemoteOptions,
     dry_run: bool,
     (only_marked, taking): (bool, Taking),
 ) -> Result<Option<RemoteRecovered>, Error> {
     let (home, journal) = (&disks[place.home_disk].file, &disks[place.journal_disk].file);
+    let storage = &*storages[place.journal_disk];
     let name = options.name_of(place.home_start);
     let offset = offset_of(&place.runs, place.block_bytes, 0)
         .ok_or_else(|| Error::Refused("the journal's superblock has no place on its disk".to_owned()))?;
@@ -243,7 +245,12 @@ fn recover_log(
     };
     let is_distrusted = Stored::read(&superblock.raw).is_distrusted;
     let lineage = Lineage::read(&superblock.raw).unwrap_or_default();
-    let claim = superblock.claim(lineage)?;
+    let failed_flushes = storage.failed_flushes();
+    // Until the claim is there another host's guest goes on, and what the scan has read of the disk grows old in the page cache: to be read
+    // by the replay, and to be written back, page by page, around what is written here. The claim itself is a part of a page.
+    storages.iter().for_each(|storage| storage.forget_cached());
+    let claim = superblock.claim(lineage, failed_flushes)?;
+    storages.iter().for_each(|storage| storage.forget_cached());
     let completing = || failed("completing the journal on storage");
     let mut blocks: Vec<_> = log.blocks.iter().filter(|(position, _)| **position != 0).collect();
     blocks.sort_by_key(|(position, _)| **position);
@@ -253,7 +260,7 @@ fn recover_log(
     }
     superblock.check()?;
     remove_what_a_fall_back_left(storage, place, &log).map_err(after_claim)?;
-    storage.sync().map_err(completing())?;
+    storage.sync_since(failed_flushes).map_err(completing())?;
     superblock.check()?;
     let mut whole = log.blocks[&0].to_vec();
     // The claim stays: without it this could be, byte for byte, what the other host wrote when it fell back.
@@ -263,7 +270,7 @@ fn recover_log(
         whole[..SUPERBLOCK_BYTES].copy_from_slice(&distrusted);
     }
     storage.write_at(offset, &whole).map_err(completing())?;
-    storage.sync().map_err(completing())?;
+    storage.sync_since(failed_flushes).map_err(completing())?;
     let report = if is_distrusted {
         left_to_guest()
     } else {
@@ -553,13 +560,13 @@ impl OnStorage<'_> {
 
     /// Says on storage that this journal is being recovered: another host that had it finds that, and writes no more; or it was
     /// faster, and its log on storage is the one that counts.
-    fn claim(&mut self, lineage: Lineage) -> Result<Nonce, Error> {
+    fn claim(&mut self, lineage: Lineage, failed_flushes: u64) -> Result<Nonce, Error> {
         let claiming = || failed("claiming the journal on storage");
         self.check()?;
         let claim = remote_journal::random();
         Lineage { claim, ..lineage }.write_into(&mut self.raw);
         self.storage.write_at(self.offset, &self.raw).map_err(claiming())?;
-        self.storage.sync().map_err(claiming())?;
+        self.storage.sync_since(failed_flushes).map_err(claiming())?;
         self.storage.wait_for_others();
         self.check()?;
         Ok(claim)

@@ -11,7 +11,9 @@
 //! What remains: a write that takes longer than that wait from the check before it until it is on storage.
 
 use crate::disk::Disk;
+use crate::shared_disk::Direct;
 use std::io;
+use std::num::NonZero;
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
@@ -37,9 +39,24 @@ impl Taken {
 
 /// Reads what is on the device.
 pub(crate) fn read_at(disk: &Disk, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
-    let Some(direct) = &disk.direct else { return disk.file.read_exact_at(bytes, offset) };
     let into = (offset % ALIGNMENT as u64) as usize;
     let needed = into + bytes.len();
+    let direct = match &disk.direct {
+        Direct::Open(direct) => direct,
+        Direct::NotNeeded => return disk.file.read_exact_at(bytes, offset),
+        Direct::Impossible(why, said) => {
+            said.call_once(|| {
+                log::warn!(
+                    "{}: another host may have this disk open, and it cannot be read past the page cache ({why}): what is cached is \
+                     dropped before each look at the journal superblock, which shows another host's write only where the file system \
+                     does that; where two hosts reach the disk, put it where O_DIRECT works",
+                    disk.options.name
+                );
+            });
+            forget(disk, offset - into as u64, NonZero::new(needed.next_multiple_of(ALIGNMENT) as u64));
+            return disk.file.read_exact_at(bytes, offset);
+        }
+    };
     let mut buffer = vec![0; needed.next_multiple_of(ALIGNMENT) + ALIGNMENT];
     let skip = buffer.as_ptr().align_offset(ALIGNMENT);
     let window = &mut buffer[skip..][..needed.next_multiple_of(ALIGNMENT)];
@@ -53,8 +70,45 @@ pub(crate) fn read_at(disk: &Disk, offset: u64, bytes: &mut [u8]) -> io::Result<
 
 /// Forgets what this host has of a disk in its page cache, where another host may have written it since.
 pub(crate) fn forget_cached(disk: &Disk) {
-    if disk.direct.is_some() {
-        // Only what was written here would stay, and nothing was.
-        let _ = rustix::fs::fadvise(disk.file.for_reading(), 0, None, rustix::fs::Advice::DontNeed);
+    if !matches!(disk.direct, Direct::NotNeeded) {
+        forget(disk, 0, None);
+    }
+}
+
+fn forget(disk: &Disk, offset: u64, len: Option<NonZero<u64>>) {
+    // What was written here, and is not on storage yet, stays.
+    let _ = rustix::fs::fadvise(disk.file.for_reading(), offset, len, rustix::fs::Advice::DontNeed);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::disk::{DiskSettings, PlacementKind};
+    use std::io::ErrorKind;
+    use std::sync::Once;
+
+    /// Whoever believes that his disk is read past the cache is told that it is not.
+    #[test]
+    fn a_disk_that_is_read_through_the_cache_all_the_same_says_so() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("image");
+        std::fs::write(&path, [7; 8192]).expect("written");
+        let mut disk = Disk::open(DiskSettings {
+            name: "disk".to_owned(),
+            path,
+            placement: PlacementKind::Remote,
+            honour_flush: true,
+            read_only: false,
+            durable_within: None,
+            write_log: None,
+        })
+        .expect("opened");
+        disk.direct = Direct::Impossible(ErrorKind::InvalidInput.into(), Once::new());
+        let mut bytes = [0; 1024];
+        read_at(&disk, 1024, &mut bytes).expect("read");
+        assert_eq!(bytes, [7; 1024]);
+        assert!(matches!(&disk.direct, Direct::Impossible(_, said) if said.is_completed()), "it is said");
+        disk.direct = Direct::NotNeeded;
+        read_at(&disk, 1024, &mut [0; 1024]).expect("read");
     }
 }

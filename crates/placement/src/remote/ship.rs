@@ -7,7 +7,7 @@ use super::mark_found::MarkFound;
 use super::report::RemoteCounters;
 use super::shared_storage::Taken;
 use super::state::Mode;
-use remote_journal::client::Heard;
+use remote_journal::client::{DurableReceiver, Heard};
 use remote_journal::message::Batch;
 use remote_journal::{Client, ClientError};
 use std::collections::VecDeque;
@@ -39,6 +39,8 @@ fn idle_pause(patience: Duration, since_sent: Duration) -> Duration {
 const IDLE_MAX: Duration = Duration::from_secs(3600);
 /// Batches sent before the server is listened to.
 const BATCHES_MAX: usize = 8;
+/// Things that the server has said and that were not looked at yet: while nobody has time for more, they wait in the network.
+const HEARD_MAX: usize = 64;
 /// Log blocks written to storage before the lock is let go for a moment.
 const CHUNK_BLOCKS: usize = 64;
 
@@ -298,20 +300,9 @@ async fn ship_log(shared: &Arc<Shared>, generation: u64) -> Result<Ended, Ended>
     let epoch = unless_over(shared, generation, beginning).await?;
     // Nothing is changed by this; a server that cannot rename a log says so before all of it is sent.
     unless_over(shared, generation, client.rename(&shared.name, epoch, nonce, nonce)).await?;
-    let (mut sender, mut receiver) = client.into_pipeline();
-    let (heard_sender, mut heard) = mpsc::unbounded_channel();
-    let hearing = tokio::spawn(async move {
-        loop {
-            // While much is on its way over a slow link the server has nothing to say: whether it is there is judged below.
-            let result = receiver.hear(IDLE_MAX).await;
-            let is_end = result.is_err();
-            if heard_sender.send(result).is_err() || is_end {
-                return;
-            }
-        }
-    });
+    let (mut sender, receiver) = client.into_pipeline();
     // A connection that ends takes its ear along.
-    let _hearing = AbortOnDrop(hearing);
+    let (mut heard, _hearing) = listen(receiver);
     {
         let mut state = shared.lock();
         if state.generation != generation || state.mode != Mode::Storage {
@@ -347,7 +338,8 @@ async fn ship_log(shared: &Arc<Shared>, generation: u64) -> Result<Ended, Ended>
                 unsent.extend(state.outbox.drain(..));
             }
             has_more = state.has_more_to_copy();
-            state.is_waiting()
+            // For its batches, or for what it was asked for: commits wait for either.
+            state.is_waiting() || (switch.is_asked && !switch.is_renamed)
         };
         if !unsent.is_empty() {
             // In parts: while a large log is sent, the server's progress has to be seen.
@@ -369,7 +361,7 @@ async fn ship_log(shared: &Arc<Shared>, generation: u64) -> Result<Ended, Ended>
                         result?;
                         break None;
                     }
-                    result = heard.recv() => switch.is_renamed |= hear(shared, result)?,
+                    result = heard.recv() => switch.is_renamed |= hear(shared, result)? == Said::Done,
                     () = shared.work.notified() => {}
                 }
             };
@@ -401,7 +393,9 @@ async fn ship_log(shared: &Arc<Shared>, generation: u64) -> Result<Ended, Ended>
             sender.ping().await?;
             last_sent = Instant::now();
         }
+        let began = Instant::now();
         advance(shared, generation, &mut switch)?;
+        let mut busy = began.elapsed();
         if let Some(own) = switch.own.filter(|_| !switch.is_asked) {
             switch.is_asked = true;
             sender.rename(&shared.name, epoch, nonce, own).await?;
@@ -409,17 +403,22 @@ async fn ship_log(shared: &Arc<Shared>, generation: u64) -> Result<Ended, Ended>
         if last_mark.elapsed() > MARK_AGE {
             last_mark = Instant::now();
             renew_mark(shared, generation)?;
+            busy += last_mark.elapsed();
         }
+        // Nobody has listened while storage took its time: that is no silence of the server's.
+        last_progress += busy;
+        last_sign += busy;
         let is_idle = unsent.is_empty() && !has_more;
         let pause = if is_idle { idle_pause(patience, last_sent.elapsed()) } else { Duration::ZERO };
         tokio::select! {
             biased;
             result = heard.recv() => {
                 last_sign = Instant::now();
-                if matches!(result, Some(Ok(Heard::Durable(_)))) {
-                    last_progress = last_sign;
+                match hear(shared, result)? {
+                    Said::Progress => last_progress = last_sign,
+                    Said::Done => switch.is_renamed = true,
+                    Said::Nothing => {}
                 }
-                switch.is_renamed |= hear(shared, result)?;
             }
             () = shared.work.notified() => {}
             () = tokio::time::sleep(pause) => {}
@@ -427,22 +426,53 @@ async fn ship_log(shared: &Arc<Shared>, generation: u64) -> Result<Ended, Ended>
     }
 }
 
-/// Takes what the server has said. Whether it has done what it was asked for.
-fn hear(shared: &Shared, result: Option<Result<Heard, ClientError>>) -> Result<bool, Ended> {
+/// Hears what a server says.
+pub(super) fn listen(mut receiver: DurableReceiver) -> (mpsc::Receiver<Result<Heard, ClientError>>, AbortOnDrop) {
+    let (sender, heard) = mpsc::channel(HEARD_MAX);
+    let hearing = tokio::spawn(async move {
+        loop {
+            // While much is on its way over a slow link the server has nothing to say: whether it is there is judged by who is told.
+            let result = receiver.hear(IDLE_MAX).await;
+            let is_end = result.is_err();
+            if sender.send(result).await.is_err() || is_end {
+                return;
+            }
+        }
+    });
+    (heard, AbortOnDrop(hearing))
+}
+
+/// What the server's words come to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Said {
+    /// More is durable than was known.
+    Progress,
+    /// What it was asked for is done.
+    Done,
+    /// It is there.
+    Nothing,
+}
+
+/// Takes what the server has said.
+fn hear(shared: &Shared, result: Option<Result<Heard, ClientError>>) -> Result<Said, Ended> {
     match result {
         Some(Ok(Heard::Durable(sequence))) => {
-            if shared.lock().acknowledge(sequence) {
+            let mut state = shared.lock();
+            let known = state.acknowledged;
+            if state.acknowledge(sequence) {
                 shared.disk.wake.wake();
             }
-            Ok(false)
+            // A server that says the same again and again does nothing.
+            Ok(if state.acknowledged > known { Said::Progress } else { Said::Nothing })
         }
-        Some(Ok(heard)) => Ok(heard == Heard::Done),
+        Some(Ok(Heard::Done)) => Ok(Said::Done),
+        Some(Ok(Heard::Alive)) => Ok(Said::Nothing),
         Some(Err(error)) => Err(error.into()),
         None => Err(Ended::Failed(remote_journal::LinkError::Closed.into())),
     }
 }
 
-struct AbortOnDrop(tokio::task::JoinHandle<()>);
+pub(super) struct AbortOnDrop(tokio::task::JoinHandle<()>);
 
 impl Drop for AbortOnDrop {
     fn drop(&mut self) {
@@ -553,8 +583,9 @@ fn say_which_is_next(shared: &Shared, generation: u64) -> Result<(Nonce, Vec<Non
             let mut bytes = block.to_vec();
             RemoteMark::remove_from(&mut bytes);
             lineage.write_into(&mut bytes);
+            let failed_flushes = shared.medium.failed_flushes();
             shared.write_superblock(&mut storage, &bytes)?;
-            shared.medium.sync()
+            shared.medium.sync_since(failed_flushes)
         });
         said.map_err(Ended::Storage)?;
         storage.lineage = lineage;
@@ -597,6 +628,8 @@ fn renew_mark(shared: &Shared, generation: u64) -> Result<(), Ended> {
 /// Whoever was cut off from the server does not know whether somebody else has taken the log there: storage is asked before
 /// every step ([`super::shared_storage`]).
 pub(super) fn fall_back(shared: &Shared, generation: u64) -> io::Result<()> {
+    // All that counts is written from here on: a flush that has failed by its end, whoever asked for it, may have lost some of it.
+    let failed_flushes = shared.medium.failed_flushes();
     let mut commits = false;
     let mut written: Option<Arc<[u8]>> = None;
     loop {
@@ -631,7 +664,7 @@ pub(super) fn fall_back(shared: &Shared, generation: u64) -> io::Result<()> {
         if storage_counts && written.as_ref().is_none_or(|written| !Arc::ptr_eq(written, &superblock)) {
             let bytes = with_lineage(&storage, &superblock);
             shared.write_superblock(&mut storage, &bytes)?;
-            shared.medium.sync()?;
+            shared.medium.sync_since(failed_flushes)?;
             written = Some(superblock);
         }
         for (position, content) in &blocks {
@@ -640,7 +673,7 @@ pub(super) fn fall_back(shared: &Shared, generation: u64) -> io::Result<()> {
         if !blocks.is_empty() {
             continue;
         }
-        shared.medium.sync()?;
+        shared.medium.sync_since(failed_flushes)?;
         if !commits {
             commits = true;
             continue;
@@ -657,7 +690,7 @@ pub(super) fn fall_back(shared: &Shared, generation: u64) -> io::Result<()> {
             shared.check(&storage)?;
             let bytes = with_lineage(&storage, &superblock);
             shared.write_superblock(&mut storage, &bytes)?;
-            shared.medium.sync()?;
+            shared.medium.sync_since(failed_flushes)?;
             written = Some(superblock);
         }
         if state.server_counts() && !shared.medium.patience().is_zero() {

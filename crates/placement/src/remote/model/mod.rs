@@ -10,6 +10,7 @@
 mod copies;
 mod disk;
 mod guest;
+mod hostile;
 mod kills;
 mod life;
 mod network;

@@ -6,6 +6,8 @@
 //! exception that the two rely on: what a host has checked and is about to write is there before the other has ended
 //! its wait. And at random: hosts come, are cut off, die, and images are copied and put back.
 
+mod failed_flushes;
+
 use super::network::{Network, Weather};
 use super::world::{BLOCK, client_options, image, small, start_server};
 use crate::disk::Disk as VmDisk;
@@ -38,6 +40,7 @@ enum Step {
     Read,
     Write,
     Sync,
+    Forget,
 }
 
 #[derive(Debug, Default)]
@@ -52,6 +55,9 @@ struct GateState {
     is_dead: bool,
     /// The file system of the image has no room.
     is_full: bool,
+    /// After which step, if that is a write, a flush fails that somebody else has asked for, and whether that has happened.
+    loses: Option<usize>,
+    has_lost: bool,
 }
 
 /// What is between a host and the disk.
@@ -68,7 +74,7 @@ impl Gate {
 
     fn pass(&self, step: Step) -> io::Result<()> {
         let mut state = self.lock();
-        if state.stop_before == Some(state.steps.len()) {
+        if state.stop_before.is_some_and(|step| state.steps.len() >= step) {
             (state.is_stopped, state.is_writing) = (true, step == Step::Write);
             self.changed.notify_all();
             state = self.changed.wait_while(state, |state| state.stop_before.is_some()).expect("no panic");
@@ -79,6 +85,11 @@ impl Gate {
             return Err(io::ErrorKind::StorageFull.into());
         }
         if state.is_dead { Err(io::Error::other("this host is dead")) } else { Ok(()) }
+    }
+
+    /// It does something at which nothing can go wrong.
+    fn note(&self, step: Step) {
+        self.lock().steps.push(step);
     }
 
     /// Stops the host before the step with this number, counted from now.
@@ -116,6 +127,14 @@ impl Gate {
         }
     }
 
+    /// Whether what has just been written is lost, and somebody else is told.
+    fn loses(&self) -> bool {
+        let mut state = self.lock();
+        let loses = state.loses.is_some_and(|step| step + 1 == state.steps.len());
+        state.has_lost |= loses;
+        loses
+    }
+
     fn written(&self) {
         self.lock().is_writing = false;
         self.changed.notify_all();
@@ -134,17 +153,29 @@ impl JournalStorage for Gated {
     fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
         let passed = self.gate.pass(Step::Write);
         let written = passed.and_then(|()| self.disk.file.write_all_at(bytes, offset));
+        if self.gate.loses() {
+            self.disk.note_failed_flush();
+        }
         self.gate.written();
         written
     }
 
-    fn sync(&self) -> io::Result<()> {
-        self.gate.pass(Step::Sync)
+    fn failed_flushes(&self) -> u64 {
+        self.disk.file.failed_flushes()
+    }
+
+    fn sync_since(&self, failed: u64) -> io::Result<()> {
+        self.gate.pass(Step::Sync)?;
+        self.disk.file.sync_since(failed)
     }
 
     fn read_at(&self, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
         self.gate.pass(Step::Read)?;
         self.disk.file.read_exact_at(bytes, offset)
+    }
+
+    fn forget_cached(&self) {
+        self.gate.note(Step::Forget);
     }
 
     fn patience(&self) -> Duration {
@@ -623,6 +654,63 @@ fn a_recovery_that_is_overtaken_at_any_step_loses_nothing() {
         cluster.judge();
         step += 1;
     }
+}
+
+/// Storage takes longer for a step than the server may be silent: the server has said nothing wrong, and nobody has listened.
+#[test]
+fn a_server_is_not_given_up_because_storage_is_slow() {
+    for step in 0.. {
+        let mut cluster = Cluster::new();
+        cluster.what = format!("storage is slow at step {step}");
+        assert!(cluster.start(0));
+        cluster.wait_for(0, |mode| mode == Mode::Remote);
+        cluster.cut(0);
+        cluster.wait_for(0, |mode| mode == Mode::Storage);
+        assert!(cluster.commit(0));
+        let gate = Arc::clone(&cluster.hosts[0].gate);
+        gate.stop_before(step);
+        let log = &cluster.hosts[0].running.as_ref().expect("it runs").log;
+        let connects = log.report().connects;
+        cluster.mend(0);
+        let reached = gate.wait_until_stopped(|| matches!(log.try_mode(), Some(Mode::Remote)));
+        if reached {
+            std::thread::sleep(3 * cluster.timeout);
+        }
+        gate.go_on();
+        cluster.wait_for(0, |mode| mode == Mode::Remote);
+        std::thread::sleep(2 * cluster.timeout);
+        let log = &cluster.hosts[0].running.as_ref().expect("it runs").log;
+        assert_eq!(log.report().connects, connects + 1, "{}", cluster.what);
+        assert_eq!(log.mode(), Mode::Remote, "{}", cluster.what);
+        assert!(cluster.commit(0));
+        if !reached {
+            assert!(step > 3, "{step} steps");
+            return;
+        }
+    }
+}
+
+/// What a host has read of a disk before the disk is its own may have been written since, by a host that had it: it is read once more, from
+/// the device, before it is brought home, and before a page of it is written back.
+#[test]
+fn a_recovery_goes_by_nothing_that_it_has_read_before_its_claim() {
+    let mut cluster = Cluster::new();
+    assert!(cluster.start(0));
+    cluster.wait_for(0, |mode| mode == Mode::Remote);
+    assert!(cluster.commit(0) && cluster.pass(0) && cluster.commit(0));
+    cluster.kill(0);
+    assert!(cluster.start(1));
+    let steps = cluster.hosts[1].gate.lock().steps.clone();
+    let writes: Vec<usize> = (0..steps.len()).filter(|number| steps[*number] == Step::Write).collect();
+    let forgets: Vec<usize> = (0..steps.len()).filter(|number| steps[*number] == Step::Forget).collect();
+    let [at_first, before_claim, after_claim] = forgets[..] else { panic!("{steps:?}") };
+    assert!(
+        at_first == 0 && before_claim < writes[0] && after_claim > writes[0] && after_claim < writes[1],
+        "{steps:?}"
+    );
+    assert!(steps[writes[0]..after_claim].contains(&Step::Sync), "what is not on storage is not forgotten: {steps:?}");
+    assert!(!steps[before_claim..writes[0]].contains(&Step::Sync), "{steps:?}");
+    cluster.judge();
 }
 
 /// The second host recovers, and is stopped before the server hears each of the things that it says; the first, whose network is well,

@@ -461,7 +461,11 @@ impl JournalStorage for Observed {
         written
     }
 
-    fn sync(&self) -> io::Result<()> {
+    fn failed_flushes(&self) -> u64 {
+        0
+    }
+
+    fn sync_since(&self, _failed: u64) -> io::Result<()> {
         self.life.step();
         let world = self.world();
         let synced = {
@@ -484,6 +488,8 @@ impl JournalStorage for Observed {
         bytes.copy_from_slice(&content[offset as usize % BLOCK..][..bytes.len()]);
         Ok(())
     }
+
+    fn forget_cached(&self) {}
 
     fn patience(&self) -> Duration {
         Duration::ZERO
