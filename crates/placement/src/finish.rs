@@ -246,6 +246,28 @@ pub(crate) fn dry_run_held(held: &HeldLog<'_>, place: &FoundLogPlace, journal: &
     dry_run(&mut LogReader { held, place, journal }, place)
 }
 
+/// Whether all that [`finish`] would write home is there already: one that was cut off had only the journal left to empty. Where storage
+/// has a log beside the held one, which is replayed first (`is_aged`), this is said of both.
+pub(crate) fn is_home_already(
+    held: &HeldLog<'_>,
+    place: &FoundLogPlace,
+    home: &LoggedFile,
+    journal: &LoggedFile,
+    is_aged: bool,
+) -> Result<bool, Error> {
+    if held.is_distrusted() || held.is_materialise() {
+        // Nothing of it goes home, so nothing of it was there before.
+        return Ok(false);
+    }
+    let part = ImagePart::new(home, place.home_start, place.home_blocks * u64::from(place.block_bytes));
+    let mut stored = StoredLog { place, journal };
+    if is_aged && !prepared(&mut stored, place)?.is_home(&mut stored, &part)? {
+        return Ok(false);
+    }
+    let mut log = LogReader { held, place, journal };
+    prepared(&mut log, place)?.is_home(&mut log, &part)
+}
+
 /// The journal superblock on storage as a recovery of a held log leaves it ([`finish`]).
 pub(crate) fn emptied_by(held: &HeldLog<'_>, place: &FoundLogPlace, journal: &LoggedFile) -> Result<Vec<u8>, Error> {
     prepared(&mut LogReader { held, place, journal }, place)?.emptied()
