@@ -91,11 +91,11 @@ impl Moments {
             });
             match taken {
                 Ok((known, changes)) => {
-                    // What was written until now, to go on, are superblocks of journals.
-                    for log in journals.logs().iter().filter(|log| log.journal_disk() == index) {
-                        let at = log.offset_of(0).unwrap_or(0);
-                        changes.begins(at, jbd2::SUPERBLOCK_BYTES as u64);
-                        changes.ended(at, jbd2::SUPERBLOCK_BYTES as u64);
+                    // What was written until now, to go on, nobody has told it of.
+                    for written in journals.written_to_go_on(index) {
+                        let len = written.end - written.start;
+                        changes.begins(written.start, len);
+                        changes.ended(written.start, len);
                     }
                     disk.tell(image.tell(changes));
                     all.insert(name.clone(), known);
