@@ -107,6 +107,26 @@ impl Line {
         Ok(Arc::new(line))
     }
 
+    /// One to a supervisor that says nothing, and whose end is given.
+    #[cfg(test)]
+    pub fn to_nobody() -> (Arc<Self>, OwnedFd) {
+        let pair = || {
+            let pair = rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None);
+            pair.expect("a pair of sockets")
+        };
+        let (ours, theirs) = pair();
+        let line = Line {
+            channel: Channel::from(ours),
+            began: Instant::now(),
+            kept: Mutex::default(),
+            shut: Mutex::default(),
+            is_told: Condvar::new(),
+            entrances: Mutex::default(),
+            settled: Mutex::new(pair()),
+        };
+        (Arc::new(line), theirs)
+    }
+
     /// What an earlier worker has left that this one is to go on with; once.
     pub fn take_kept(&self) -> Option<Kept> {
         self.kept.lock().expect("no panic under this lock").take()

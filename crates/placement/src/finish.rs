@@ -188,7 +188,7 @@ pub(crate) fn finish_clearing(
     }
     let why_check = || why_check(held, place);
     replay(&mut LogReader { held, place, journal }, place, home, journal, why_check, || match compounds {
-        Some((first, last)) => numbers::wipe(held, place, journal, (first, Some(last.wrapping_add(1)))),
+        Some((first, last)) => numbers::wipe(held, place, journal, (first, Some(last.wrapping_add(1)))).map(drop),
         None => Ok(()),
     })
 }
@@ -245,6 +245,28 @@ pub(crate) fn write_home_of<L: LogRead + Send>(
 /// What [`finish`] would replay; nothing is written.
 pub(crate) fn dry_run_held(held: &HeldLog<'_>, place: &FoundLogPlace, journal: &LoggedFile) -> Result<Report, Error> {
     dry_run(&mut LogReader { held, place, journal }, place)
+}
+
+/// Whether all that [`finish`] would write home is there already: one that was cut off had only the journal left to empty. Where storage
+/// has a log beside the held one, which is replayed first (`is_aged`), this is said of both.
+pub(crate) fn is_home_already(
+    held: &HeldLog<'_>,
+    place: &FoundLogPlace,
+    home: &LoggedFile,
+    journal: &LoggedFile,
+    is_aged: bool,
+) -> Result<bool, Error> {
+    if held.is_distrusted() || held.is_materialise() {
+        // Nothing of it goes home, so nothing of it was there before.
+        return Ok(false);
+    }
+    let part = ImagePart::new(home, place.home_start, place.home_blocks * u64::from(place.block_bytes));
+    let mut stored = StoredLog { place, journal };
+    if is_aged && !prepared(&mut stored, place)?.is_home(&mut stored, &part)? {
+        return Ok(false);
+    }
+    let mut log = LogReader { held, place, journal };
+    prepared(&mut log, place)?.is_home(&mut log, &part)
 }
 
 /// The journal superblock on storage as a recovery of a held log leaves it ([`finish`]).
@@ -441,6 +463,7 @@ fn clear_all_numbers(held: &HeldLog<'_>, place: &FoundLogPlace, journal: &Logged
 
 fn clear_numbers(held: &HeldLog<'_>, place: &FoundLogPlace, journal: &LoggedFile, next: u32) -> Result<(), Error> {
     numbers::wipe(held, place, journal, (next, held.numbered()))
+        .map(drop)
         .map_err(|error| failed("clearing the journal's place", error))
 }
 

@@ -12,7 +12,8 @@ use crate::copies::LeftCopies;
 use crate::description::{AreaDirectory, LOCK, LogDescription, MEMORY, MEMORY_TAKEN, image_key, is_at};
 use crate::directory_error::{DirectoryError, THROUGH};
 use crate::earlier::open_left;
-use crate::finish::{finish, leave_stored, say_why_check};
+use crate::finish::{finish, is_home_already, leave_stored, say_why_check};
+use crate::its_home::why_not_its_home;
 use crate::registry::own_places;
 use crate::scan::{offset_of, why_not_replayed};
 use crate::stored::{HeldBooks, Says, Stored, Verdict};
@@ -541,6 +542,9 @@ fn bring_home(
     [home, journal]: [&LoggedFile; 2],
 ) -> Result<Report, FinishError> {
     let verdict = check_identity(directory, found, log, journal)?;
+    if let Verdict::Marked | Verdict::Aged(..) = verdict {
+        check_home(directory, found, log, [home, journal], matches!(verdict, Verdict::Aged(..)))?;
+    }
     if let Verdict::Marked | Verdict::Aged(..) = verdict
         && !found.log().is_distrusted()
         && let Some(why) = why_not_replayed(&log.place, home, journal)?
@@ -687,15 +691,7 @@ fn check_identity(
     log: &LogDescription,
     journal: &LoggedFile,
 ) -> Result<Verdict, FinishError> {
-    let shown = directory.path().display();
-    let refuse = |reason: String| {
-        Err(FinishError::Refused(format!(
-            "{}: {reason}; the held journal is not written to it. If the image was restored, checked or made anew \
-             meanwhile, what is held is of no use to it: 'amberlog recover --area {shown} --give-up {}' gives that up, and only that",
-            log.journal_image.display(),
-            log.home_image.display()
-        )))
-    };
+    let refuse = |reason: String| Err(not_written(directory, log, &log.journal_image, &reason));
     let offset = offset_of(&log.place.runs, log.place.block_bytes, 0)
         .ok_or_else(|| FinishError::Refused("the description has no place for the journal superblock".to_owned()))?;
     let mut raw = vec![0; SUPERBLOCK_BYTES];
@@ -727,6 +723,43 @@ fn check_identity(
         log_blocks: log.place.log_blocks,
     };
     books.judge(&raw).or_else(|why| if found.is_unopened() { Ok(Verdict::NotOpened) } else { refuse(why.sentence()) })
+}
+
+/// Whether the file system is the one that belongs to the held log, where the two are on disks of their own.
+fn check_home(
+    directory: &AreaDirectory,
+    found: &FoundLog,
+    log: &LogDescription,
+    [home, journal]: [&LoggedFile; 2],
+    is_aged: bool,
+) -> Result<(), FinishError> {
+    let mut block = vec![0; log.place.block_bytes as usize];
+    let held = found.log();
+    if !held.read_held(0, &mut block) {
+        return Err(not_written(directory, log, &log.journal_image, "the held journal has no superblock"));
+    }
+    let books = Superblock::decode(&block).map_err(|error| FinishError::Refused(error.to_string()))?;
+    let is_done = || is_home_already(&held, &log.place, home, journal, is_aged);
+    match why_not_its_home(&log.place, &books, home, is_done)? {
+        None => Ok(()),
+        Some(why) => Err(not_written(directory, log, &log.home_image, &why)),
+    }
+}
+
+/// Nothing of a held log is written to an image of its, and what to do about that.
+fn not_written(directory: &AreaDirectory, log: &LogDescription, image: &Path, reason: &str) -> FinishError {
+    let or_else = if image == log.journal_image {
+        ""
+    } else {
+        "; if its VM's own is to be had still, put that back as it was left, and start again"
+    };
+    FinishError::Refused(format!(
+        "{}: {reason}; the held journal is not written to it. If the image was restored, checked or made anew meanwhile, what is held is of no \
+         use to it: 'amberlog recover --area {} --give-up {}' gives that up, and only that{or_else}",
+        image.display(),
+        directory.path().display(),
+        log.home_image.display()
+    ))
 }
 
 impl From<io::Error> for FinishError {

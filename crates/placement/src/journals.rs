@@ -31,6 +31,7 @@ use recovery::{Report, Status};
 use remote_journal::message::NAME_BYTES_MAX;
 use std::collections::BTreeMap;
 use std::io;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -109,6 +110,8 @@ pub struct Journals {
     pub(crate) left: Mutex<Left>,
     /// What storage is to say of logs that were taken up so, as soon as nothing can go wrong any more.
     pub(crate) to_mark: Mutex<Vec<ToMark>>,
+    /// What was written into the places of logs when they were taken up, superblocks aside: on which disk, in bytes.
+    pub(crate) written_to_go_on: Mutex<Vec<(usize, Range<u64>)>>,
     /// Logs that are not there any more, and are described still.
     forgotten: Mutex<Vec<journal_area::LogId>>,
     /// The same of logs that were in a region of NVM.
@@ -208,6 +211,7 @@ impl Journals {
             is_memory_doubtful: AtomicBool::new(false),
             left: Mutex::default(),
             to_mark: Mutex::default(),
+            written_to_go_on: Mutex::default(),
             forgotten: Mutex::default(),
             to_settle: Mutex::default(),
         });

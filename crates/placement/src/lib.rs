@@ -34,6 +34,7 @@ mod given_up;
 mod going_on;
 mod hand_over;
 mod held_mark;
+mod its_home;
 mod journals;
 mod keeper;
 mod keepers;

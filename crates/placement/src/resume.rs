@@ -35,16 +35,17 @@ use crate::journals::{Journals, JournalsOptions};
 use crate::left::{Left, ToMark, Wish};
 use crate::log::{Log, Marked};
 use crate::mark::MarkKind;
-use crate::numbers;
+use crate::numbers::{self, SECTOR_BYTES};
 use crate::opening::mark_again;
 use crate::scan::FoundLogPlace;
 use crate::stored::{Says, Stored};
 use guest_memory::VmMemory;
-use jbd2::{Plan, Superblock, sequence};
+use jbd2::{Plan, SUPERBLOCK_BYTES, Superblock, sequence};
 use journal_area::{Adopted, Doubt, Holding, LogId, LogShape, Opening};
 use own_files::How;
 use std::ffi::OsStr;
 use std::io;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -431,7 +432,23 @@ impl Journals {
     fn clear_last_compounds(&self, log: &Log, numbered: Option<u32>) -> io::Result<()> {
         let Some(next) = self.area.next_sequence(log.id) else { return Ok(()) };
         let Some(held) = self.area.log_now(log.id) else { return Ok(()) };
-        numbers::wipe(&held, &log.place, &log.journal.file, (next, numbered))
+        let cleared = numbers::wipe(&held, &log.place, &log.journal.file, (next, numbered))?;
+        let written = cleared.into_iter().map(|offset| (log.journal_disk, offset..offset + SECTOR_BYTES as u64));
+        self.written_to_go_on.lock().expect("no panic under this lock").extend(written);
+        Ok(())
+    }
+
+    /// Where a disk may have been written to when its logs were taken up ([`Journals::resume`]), in bytes: whoever keeps account of what is written
+    /// begins after that.
+    pub fn written_to_go_on(&self, disk: usize) -> Vec<Range<u64>> {
+        let written = self.written_to_go_on.lock().expect("no panic under this lock");
+        let cleared = written.iter().filter(|(of, _)| *of == disk).map(|(_, range)| range.clone());
+        let logs = self.logs();
+        let superblocks = logs.iter().filter(|log| log.journal_disk == disk).filter_map(|log| {
+            let at = log.offset_of(0)?;
+            Some(at..at + SUPERBLOCK_BYTES as u64)
+        });
+        superblocks.chain(cleared).collect()
     }
 
     /// A log whose table was taken up.

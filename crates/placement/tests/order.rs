@@ -128,6 +128,18 @@ impl Rig {
         placement: PlacementKind,
         remote: Option<RemoteOptions>,
     ) -> Self {
+        Self::of_disks(directory, &[], log_at, budget_bytes, placement, remote)
+    }
+
+    /// The same, with these disks before that one.
+    fn of_disks(
+        directory: tempfile::TempDir,
+        others: &[PathBuf],
+        log_at: Vec<u64>,
+        budget_bytes: u64,
+        placement: PlacementKind,
+        remote: Option<RemoteOptions>,
+    ) -> Self {
         let image = directory.path().join("image");
         let file = std::fs::OpenOptions::new().read(true).write(true).open(&image).expect("an image");
         let mut superblock = vec![0; BLOCK as usize];
@@ -136,25 +148,26 @@ impl Rig {
         let memory = VmMemory::new();
         let area = AreaDirectory::create(&directory.path().join("vms"), &directory.path().join("registry"))
             .expect("a directory");
-        let options = DiskOptions {
-            name: "disk".to_owned(),
-            path: image.clone(),
+        let options = |path: &PathBuf| DiskOptions {
+            name: if *path == image { "disk".to_owned() } else { path.display().to_string() },
+            path: path.clone(),
             placement,
             honour_flush: false,
             read_only: false,
             nvm: None,
-            remote,
+            remote: remote.clone(),
             durable_within: None,
             write_log: None,
         };
-        let options = JournalsOptions { disks: vec![options], budget_bytes, tracer: None };
+        let disks = others.iter().chain([&image]).map(options).collect();
+        let options = JournalsOptions { disks, budget_bytes, tracer: None };
         let journals = Journals::new(&memory, area, options).expect("journals");
         journals.area.set_hot_pages(HotPages::Foreseen);
         memory.simulate_protection();
         let mut rig = Rig {
             image,
             file,
-            route: DiskRoute::new(Arc::clone(&journals), 0),
+            route: DiskRoute::new(Arc::clone(&journals), others.len()),
             memory,
             journals,
             next_page: 0,

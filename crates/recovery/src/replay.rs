@@ -4,11 +4,12 @@
 //! systems can be judged before the first is written.
 
 use crate::batch;
+use crate::compare;
 use crate::error::Error;
 use crate::home::{HomeBounds, HomeWriter, JournalPlace};
 use crate::report::{Report, Status};
 use crate::superblock::{Findings, SuperblockHome};
-use extfs::FileSystem;
+use extfs::{FileSystem, ReadAt};
 use jbd2::{Content, End, LogRead, Plan, SuperblockError};
 use std::io;
 use std::time::Instant;
@@ -119,6 +120,15 @@ impl Replay {
     pub fn dry_run<L: LogRead + Send>(&self, log: &mut L) -> Result<Report, Error> {
         let written = batch::write::<L, NoHome>(&self.plan, log, None)?;
         Ok(self.report(&written))
+    }
+
+    /// Whether all that [`Replay::run`] would write to `home` is there already: one that was cut off had only the journal left to empty. What a
+    /// superblock says of a check that is needed does not matter, since each attempt may have found another reason for one.
+    ///
+    /// # Errors
+    /// When log or home cannot be read.
+    pub fn is_home<L: LogRead + Send, H: ReadAt>(&self, log: &mut L, home: &H) -> Result<bool, Error> {
+        compare::is_home(&self.plan, log, home)
     }
 
     /// Writes the home blocks, flushes, writes the file system's superblock (the log's copy, if it has one, marked as

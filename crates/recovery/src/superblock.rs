@@ -65,6 +65,22 @@ impl SuperblockHome {
         }
         Ok(edited)
     }
+
+    /// Whether it is what [`SuperblockHome::finish`] leaves of the log's copy (`replayed`), or of itself, whatever a recovery finds.
+    pub(crate) fn is_finished(&self, replayed: Option<Vec<u8>>, is_checked: bool) -> bool {
+        let findings = Findings { is_error: true, lost_blocks: true, is_checked };
+        let edited = |block: &[u8]| {
+            let (mut before, mut block) = (self.block.clone(), block.to_vec());
+            let is_edited = edit(self.raw(&mut before), self.raw(&mut block), findings).is_ok();
+            (block, is_edited)
+        };
+        let (as_left, is_edited) = edited(replayed.as_deref().unwrap_or(&self.block));
+        // A copy that is no superblock of this file system goes home as it is.
+        let as_found = if is_edited { edited(&self.block).0 } else { self.block.clone() };
+        let asks_for_recovery =
+            Superblock::parse(self.raw(&mut self.block.clone())).is_ok_and(|it| it.needs_recovery());
+        as_left == as_found && !(is_edited && asks_for_recovery)
+    }
 }
 
 /// Changes `raw` (the newest copy) with what `before` (what was at home) and the recovery have to add.

@@ -57,7 +57,8 @@ pub(super) fn snapshot(
     let _asked = live.moments.asked();
     let name = &live.journals.disk(index).options.name;
     check_journals(live, index)?;
-    let base = wish.since.map(|id| live.moments.find(name, id)).transpose()?;
+    // Before it waits for anything; once more when nobody can forget it.
+    wish.since.map(|id| live.moments.find(name, id)).transpose()?;
     let of = || format!("making the image {}", wish.out.display());
     ensure!(!wish.out.exists(), "{}: there is something already", of());
     let mut unfinished = OsString::from(wish.out);
@@ -69,7 +70,7 @@ pub(super) fn snapshot(
             format!("making {} (if it is of a copy that ended with its worker, remove it first)", unfinished.display())
         })
         .with_context(of)?;
-    let made = make(live, index, wish, base, &unfinished, file, line);
+    let made = make(live, index, wish, &unfinished, file, line);
     let made = made.and_then(|(id, notes)| {
         name_it(&unfinished, wish.out)?;
         Ok((id, notes))
@@ -185,14 +186,13 @@ fn make(
     live: &Live,
     index: usize,
     wish: &Wish<'_>,
-    base: Option<Made>,
     path: &Path,
     out: File,
     line: &Line,
 ) -> anyhow::Result<(String, Vec<String>)> {
     let name = live.journals.disk(index).options.name.clone();
     let image = live.handles[index].image();
-    let freezing = live.moments.freezing();
+    let (freezing, base) = live.moments.freezing_with(&name, wish.since)?;
     ensure!(
         freezing.is_none_or(|until| Instant::now() >= until),
         "its VM is frozen: let it go on first (amberlog thaw), or copy its images as they are"

@@ -6,7 +6,7 @@
 //! shut for what then failed is opened again ([`reopen`]); what was kept before this worker died, and is of no disk that is served, is let go by
 //! the next one ([`clean_up`]).
 
-use super::earlier::{BroughtHome, finish_areas, finish_elsewhere, refuse_left};
+use super::earlier::{BroughtHome, finish_areas, finish_elsewhere, finish_left_meanwhile, lock_all, refuse_left};
 use super::moments::CHANGES;
 use super::{Attached, VmObserver, VmOptions, open_image, require_raw};
 use crate::raw::KnownRaw;
@@ -232,9 +232,12 @@ fn prepare_after(
     finish_areas(&attached, brought)?;
     require_raw(&mut attached, known)?;
     finish_elsewhere(&attached, &[], brought)?;
+    let images = attached.iter().map(|disk| open_image(disk, false));
+    let images = images.collect::<anyhow::Result<Vec<_>>>()?;
+    let unlock = || images.iter().for_each(|image| image.unlock());
+    finish_left_meanwhile(&attached, None, brought, unlock, || lock_all(&images))?;
     let mut prepared = Vec::new();
-    for disk in &attached {
-        let image = open_image(disk, false)?;
+    for (disk, image) in attached.iter().zip(images) {
         let options = &disk.options;
         prepared.push(Prepared {
             name: options.name.clone(),
@@ -364,6 +367,29 @@ mod tests {
         assert!(waiting.join().expect("no panic").expect("idle"), "it did not wait");
         let reader = ImageOptions { read_only: true, ..ImageOptions::default() };
         assert_eq!(words_of(&Image::open(file.path(), reader).expect("an image")), "");
+    }
+
+    /// A VM of this host has the disk when what was left for it is looked for, and dies before it is locked.
+    #[test]
+    fn what_is_left_for_a_disk_until_it_is_locked_is_finished_too() {
+        let directory = tempfile::tempdir_in("/dev/shm").expect("tmpfs");
+        let path = directory.path().join("image");
+        std::fs::File::create(&path).and_then(|file| file.set_len(1 << 20)).expect("an image");
+        let other = Image::open(&path, ImageOptions::default()).expect("an image");
+        let options = VmOptions::for_test(&[&format!("{},name=db", path.display())]);
+        let options = VmOptions { shm: directory.path().join("vms"), ..options };
+        let preparing = std::thread::spawn(move || prepare(&options, &["db".to_owned()], &KnownRaw::default()));
+        // By now it waits for the lock. If not, this shows nothing.
+        std::thread::sleep(Duration::from_millis(300));
+        let left = AreaDirectory::create(&directory.path().join("others"), &placement::own_place()).expect("made");
+        left.register(&path).expect("registered");
+        let left_at = left.path().to_owned();
+        drop((left, other));
+        let prepared = preparing.join().expect("no panic").expect("prepared");
+        assert!(!left_at.exists(), "nobody looks for it later");
+        let other = Image::open_unlocked(&path, ImageOptions::default()).expect("an image");
+        assert!(!other.try_lock().expect("a lock"), "it is locked");
+        drop(prepared);
     }
 
     #[test]

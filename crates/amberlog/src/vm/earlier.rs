@@ -5,11 +5,16 @@
 
 use super::Attached;
 use crate::takeover::{PATIENCE, take_over};
+use block_device::Image;
 use placement::{AreaDirectory, Brought, DirectoryError, FinishError};
 use recovery::{Report, Status};
+use std::borrow::Borrow;
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// How often the lock of an image is tried that somebody has.
+const LOCK_PAUSE: Duration = Duration::from_millis(20);
 
 /// Images to which something was brought home for a VM that may be refused yet.
 #[derive(Debug, Default)]
@@ -51,11 +56,90 @@ pub(super) fn refuse_left(disks: &[Attached]) -> anyhow::Result<()> {
 
 /// Finishes what an earlier process left for these images in areas in tmpfs.
 pub(super) fn finish_areas(disks: &[Attached], brought: &mut BroughtHome) -> anyhow::Result<()> {
+    finish_areas_but(disks, &mut HashSet::new(), brought)
+}
+
+/// The same once the images are locked. Until then they were anybody's: a VM of this host that had them, and has died or was left, may have
+/// left something since that was looked for last. What is finished locks the images itself, so they are given up for that with `unlock`, and taken
+/// again with `lock`, until nothing is found while they are locked. `own` is the directory of who asks, if there is one.
+pub(super) fn finish_left_meanwhile(
+    disks: &[Attached],
+    own: Option<&Path>,
+    brought: &mut BroughtHome,
+    unlock: impl Fn(),
+    lock: impl Fn() -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
+    let mut looked_at: HashSet<PathBuf> = own.map(Path::to_owned).into_iter().collect();
+    loop {
+        refuse_left(disks)?;
+        if !has_area_but(disks, &mut looked_at)? {
+            return Ok(());
+        }
+        unlock();
+        finish_areas_but(disks, &mut looked_at, brought)?;
+        lock()?;
+    }
+}
+
+/// Whether there is an area that was not looked at yet, and may hold something for one of these images, which are locked. Whoever lives and has
+/// one has given them up, and holds nothing for them; what else their marks say, who looks at the journals finds out.
+fn has_area_but(disks: &[Attached], looked_at: &mut HashSet<PathBuf>) -> anyhow::Result<bool> {
     let registries = placement::own_places()?;
-    let mut looked_at = HashSet::new();
+    for (disk, registry) in disks.iter().flat_map(|disk| registries.iter().map(move |registry| (disk, registry))) {
+        loop {
+            let Some((left, _)) = next_area(&disk.options.path, registry, &mut looked_at.clone())? else { break };
+            match take_over(&left, registry, Instant::now() + PATIENCE) {
+                Ok(_) => return Ok(true),
+                Err(error) if matches!(error, DirectoryError::InUse { .. }) || error.is_missing() => {
+                    looked_at.insert(left);
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+    Ok(false)
+}
+
+/// Locks all of these images; or none, where somebody has the one that is given.
+///
+/// # Errors
+/// When the kernel refuses.
+pub(super) fn try_lock_all<I: Borrow<Image>>(images: &[I]) -> Result<Option<&Path>, block_device::Error> {
+    for (at, image) in images.iter().enumerate() {
+        let locked = image.borrow().try_lock();
+        if !matches!(locked, Ok(true)) {
+            images[..at].iter().for_each(|image| image.borrow().unlock());
+            return locked.map(|_| Some(image.borrow().path()));
+        }
+    }
+    Ok(None)
+}
+
+/// The same, waiting for a while for whoever has one.
+///
+/// # Errors
+/// When somebody has one still.
+pub(super) fn lock_all<I: Borrow<Image>>(images: &[I]) -> anyhow::Result<()> {
+    let deadline = Instant::now() + PATIENCE;
+    while let Some(path) = try_lock_all(images)? {
+        if Instant::now() >= deadline {
+            return Err(block_device::Error::ImageInUse { path: path.to_owned() }.into());
+        }
+        std::thread::sleep(LOCK_PAUSE);
+    }
+    Ok(())
+}
+
+/// Finishes those areas that were not looked at yet.
+fn finish_areas_but(
+    disks: &[Attached],
+    looked_at: &mut HashSet<PathBuf>,
+    brought: &mut BroughtHome,
+) -> anyhow::Result<()> {
+    let registries = placement::own_places()?;
     for (disk, registry) in disks.iter().flat_map(|disk| registries.iter().map(move |registry| (disk, registry))) {
         // One that is gone may have been named in front of another one.
-        while let Some((left, is_by_key)) = next_area(&disk.options.path, registry, &mut looked_at)? {
+        while let Some((left, is_by_key)) = next_area(&disk.options.path, registry, looked_at)? {
             finish_area(&left, is_by_key, registry, disk, disks, brought)?;
         }
     }

@@ -36,7 +36,7 @@ use command_line::remote_options::RemoteTrust;
 use disk_model::Client;
 pub use disk_option::{Bounds, DiskOption, JournalDiskOption, durable_within, size};
 use door_socket::DoorSocket;
-use earlier::{BroughtHome, finish_areas, finish_elsewhere, refuse_left};
+use earlier::{BroughtHome, finish_areas, finish_elsewhere, finish_left_meanwhile, lock_all, refuse_left};
 use guest_memory::{BeforeDevice, HandoverSocket, KeepHandedOver, Terms, VmMemory};
 use image_file::Seal;
 use marks::Marks;
@@ -483,6 +483,10 @@ impl Vm {
             |disk| if is_awaiting { open_image_by(disk, Image::open_unlocked) } else { open_image(disk, is_left) };
         let images = attached.iter().map(|disk| Ok(Arc::new(open(disk)?)));
         let images = images.collect::<anyhow::Result<Vec<_>>>()?;
+        if !is_awaiting && !is_left {
+            let unlock = || images.iter().for_each(|image| image.unlock());
+            finish_left_meanwhile(&attached, None, brought, unlock, || lock_all(&images))?;
+        }
         let (models, clients) = connect_models(options, &attached, &images)?;
         let trace = match &options.trace {
             Some(path) => {
@@ -1280,22 +1284,27 @@ fn share_with_engine(disk: &placement::Disk, image: &Image) {
 mod tests {
     use super::*;
 
+    impl VmOptions {
+        pub(super) fn for_test(disks: &[&str]) -> Self {
+            VmOptions {
+                name: "db".to_owned(),
+                disks: disks.iter().map(|disk| disk.parse().expect("a disk")).collect(),
+                journal_disks: Vec::new(),
+                shm: PathBuf::from("/dev/shm"),
+                memory_budget_mib: 256,
+                threads: Threads::Each,
+                time_scale: 1.0,
+                trust: RemoteTrust::default(),
+                can_migrate: false,
+                sandbox: true,
+                trace: None,
+                samples: None,
+            }
+        }
+    }
+
     fn attached(disks: &[&str]) -> anyhow::Result<Vec<Attached>> {
-        let options = VmOptions {
-            name: "db".to_owned(),
-            disks: disks.iter().map(|disk| disk.parse().expect("a disk")).collect(),
-            journal_disks: Vec::new(),
-            shm: PathBuf::from("/dev/shm"),
-            memory_budget_mib: 256,
-            threads: Threads::Each,
-            time_scale: 1.0,
-            trust: RemoteTrust::default(),
-            can_migrate: false,
-            sandbox: true,
-            trace: None,
-            samples: None,
-        };
-        options.attach()
+        VmOptions::for_test(disks).attach()
     }
 
     /// From the words of the configuration to the buckets: what one disk of a group has taken, the other one waits for.

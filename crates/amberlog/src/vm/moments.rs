@@ -91,11 +91,11 @@ impl Moments {
             });
             match taken {
                 Ok((known, changes)) => {
-                    // What was written until now, to go on, are superblocks of journals.
-                    for log in journals.logs().iter().filter(|log| log.journal_disk() == index) {
-                        let at = log.offset_of(0).unwrap_or(0);
-                        changes.begins(at, jbd2::SUPERBLOCK_BYTES as u64);
-                        changes.ended(at, jbd2::SUPERBLOCK_BYTES as u64);
+                    // What was written until now, to go on, nobody has told it of.
+                    for written in journals.written_to_go_on(index) {
+                        let len = written.end - written.start;
+                        changes.begins(written.start, len);
+                        changes.ended(written.start, len);
                     }
                     disk.tell(image.tell(changes));
                     all.insert(name.clone(), known);
@@ -117,6 +117,18 @@ impl Moments {
     /// The one who holds the VM still; others wait. What it guards says until when somebody's `freeze` lasts.
     pub fn freezing(&self) -> MutexGuard<'_, Option<Instant>> {
         self.freezing.lock().expect("no panic under this lock")
+    }
+
+    /// The same for a snapshot, with the one that it is to begin with: that may have been forgotten while this waited, by another snapshot that has
+    /// begun the record of what is written anew. Its epoch is one of a record that is gone then, and means nothing in the new one.
+    pub fn freezing_with(
+        &self,
+        disk: &str,
+        since: Option<&str>,
+    ) -> anyhow::Result<(MutexGuard<'_, Option<Instant>>, Option<Made>)> {
+        let freezing = self.freezing();
+        let base = since.map(|id| self.find(disk, id)).transpose()?;
+        Ok((freezing, base))
     }
 
     /// Its VM is over: copies under way fail, and nothing is kept of it any more.
@@ -196,5 +208,37 @@ impl Moments {
         line.keep(&format!("{CHANGES}{disk}"), &serde_json::to_string(known)?, Some(changes.record().descriptor()))?;
         line.settle();
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    /// It waits while another snapshot begins the record anew.
+    #[test]
+    fn what_a_snapshot_is_to_begin_with_is_looked_for_when_its_vm_is_held() {
+        let moments = Moments::default();
+        let made = Made {
+            id: "a".to_owned(),
+            since: 3,
+            image: PathBuf::from("a.img"),
+            is_overlay: false,
+            file: (0, 0, 0),
+            written: None,
+        };
+        moments.lock().insert("db".to_owned(), Known { epoch: 3, made: vec![made] });
+        assert_eq!(moments.freezing_with("db", Some("a")).expect("known").1.map(|made| made.since), Some(3));
+        assert!(moments.freezing_with("db", None).expect("nothing is asked for").1.is_none());
+        let freezing = moments.freezing();
+        std::thread::scope(|threads| {
+            let waiting = threads.spawn(|| moments.freezing_with("db", Some("a")).is_ok());
+            // By now it waits. If not, this shows nothing.
+            std::thread::sleep(Duration::from_millis(100));
+            moments.forget("db");
+            drop(freezing);
+            assert!(!waiting.join().expect("no panic"), "the one that it was to begin with is gone");
+        });
     }
 }

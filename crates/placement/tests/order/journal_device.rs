@@ -9,6 +9,7 @@ const DEVICE: u64 = 26 << 20;
 const COPY: u64 = 36 << 20;
 const DEVICE_MIB: u32 = 8;
 const JOURNAL_INODE: usize = 0xe0;
+const UUID: usize = 0x68;
 const JOURNAL_UUID: usize = 0xd0;
 const HAS_JOURNAL: u8 = 4;
 const NEEDS_RECOVERY: u8 = 4;
@@ -56,6 +57,122 @@ impl Rig {
         let operations = self.write(Self::home_at(0), &block);
         self.carry_out(operations);
     }
+}
+
+/// A daemon has died that held blocks 3000 and 3001 of a file system whose journal is on another disk.
+struct Left {
+    directory: PathBuf,
+    /// The images of the file system and of its journal.
+    images: [PathBuf; 2],
+    area: AreaDirectory,
+}
+
+impl Left {
+    fn new(edit: impl FnOnce(&mut Vec<u8>)) -> Self {
+        let directory = tempfile::tempdir_in("/dev/shm").expect("tmpfs");
+        let [home, device] = ["home", "image"].map(|name| directory.path().join(name));
+        journal_device(&device, DEVICE_MIB, 4096).expect("made");
+        let uuid = std::fs::read(&device).expect("the device")[1024 + 0x68..1024 + 0x78].to_vec();
+        let features = "^metadata_csum,^has_journal";
+        let blocks = FILE_SYSTEM_BLOCKS.to_string();
+        run("mke2fs", &["-q", "-F", "-t", "ext4", "-b", "4096", "-O", features], &home, &[&blocks]);
+        edit_at(&home, 0, |superblock| {
+            superblock[0x5c] |= HAS_JOURNAL;
+            superblock[0x60] |= NEEDS_RECOVERY;
+            superblock[JOURNAL_INODE..JOURNAL_INODE + 4].fill(0);
+            superblock[JOURNAL_UUID..JOURNAL_UUID + 16].copy_from_slice(&uuid);
+        });
+        let log_at = (0..u64::from(DEVICE_MIB) << 8).map(|block| block.max(1) * BLOCK).collect();
+        let images = [home, device];
+        let mut rig =
+            Rig::of_disks(directory, std::slice::from_ref(&images[0]), log_at, 64 << 20, PlacementKind::Retain, None);
+        edit(&mut rig.superblock);
+        rig.open();
+        rig.commit(&[(3000, content(1)), (3001, content(2))]);
+        let directory = rig.directory.path().to_owned();
+        let (_, area) = rig.die();
+        Left { directory, images, area }
+    }
+
+    fn finish(&self) -> Result<Vec<placement::FinishedLog>, FinishError> {
+        finish_directory(&self.area, &self.images).and_then(Finish::into_result)
+    }
+
+    fn homes(&self) -> [Vec<u8>; 2] {
+        let home = std::fs::read(&self.images[0]).expect("the file system");
+        [3000, 3001].map(|block| home[block * BLOCK as usize..][..BLOCK as usize].to_vec())
+    }
+}
+
+fn edit_at(image: &Path, start: u64, edit: impl FnOnce(&mut [u8])) {
+    let file = std::fs::OpenOptions::new().read(true).write(true).open(image).expect("an image");
+    let mut superblock = vec![0; 1024];
+    file.read_exact_at(&mut superblock, start + 1024).expect("read");
+    edit(&mut superblock);
+    file.write_all_at(&superblock, start + 1024).expect("written");
+}
+
+/// The mark is on the journal's disk. What is on the other one by then may be anything.
+#[test]
+fn what_is_held_does_not_land_on_another_file_system() {
+    type Edit = fn(&mut [u8]);
+    let restored: [(Edit, &str); 4] = [
+        (|superblock| superblock[UUID..UUID + 16].fill(0x5a), "is 5a5a5a5a-"),
+        (|superblock| superblock[JOURNAL_UUID..JOURNAL_UUID + 16].fill(0x5a), "has the journal 5a5a5a5a-"),
+        (|superblock| superblock[0x60] &= !NEEDS_RECOVERY, "has to be replayed"),
+        (|superblock| superblock.fill(0), "there is no ext2, ext3 or ext4 superblock"),
+    ];
+    for (edit, sentence) in restored {
+        let left = Left::new(|_| ());
+        let kept = left.images.each_ref().map(|image| std::fs::read(image).expect("an image"));
+        edit_at(&left.images[0], 0, edit);
+        let restored = left.images.each_ref().map(|image| std::fs::read(image).expect("an image"));
+        let error = left.finish().expect_err("another one");
+        assert!(matches!(error, FinishError::Refused(_)) && error.to_string().contains(sentence), "{error}");
+        assert!(error.to_string().contains("--give-up"), "what to do: {error}");
+        let now = left.images.each_ref().map(|image| std::fs::read(image).expect("an image"));
+        assert!(now == restored, "{sentence}: nothing was changed");
+        // The right one is put back.
+        std::fs::write(&left.images[0], &kept[0]).expect("written");
+        assert_eq!(left.finish().expect("finished")[0].recovery.blocks_written, 2, "{sentence}");
+        assert_eq!(left.homes(), [content(1), content(2)]);
+    }
+}
+
+/// A recovery takes the word away that the journal is to be replayed, and empties the journal after that. It may be cut off between the two.
+#[test]
+fn a_recovery_onto_another_disk_that_was_cut_off_goes_on() {
+    for is_restored in [false, true] {
+        let left = Left::new(|_| ());
+        let again = left.directory.join("again");
+        std::fs::DirBuilder::new().mode(0o700).create(&again).expect("a directory");
+        for entry in std::fs::read_dir(left.area.path()).expect("files").flatten() {
+            std::fs::copy(entry.path(), again.join(entry.file_name())).expect("copied");
+        }
+        let marked = std::fs::read(&left.images[1]).expect("the journal");
+        left.finish().expect("finished");
+        std::fs::write(&left.images[1], &marked).expect("written");
+        if is_restored {
+            let file = std::fs::OpenOptions::new().write(true).open(&left.images[0]).expect("the file system");
+            file.write_all_at(&content(9), 3001 * BLOCK).expect("written");
+        }
+        let area = AreaDirectory::take_over(&again, &left.directory.join("registry")).expect("free");
+        let left = Left { area, ..left };
+        assert_eq!(left.finish().is_ok(), !is_restored);
+        assert_eq!(left.homes()[1], content(if is_restored { 9 } else { 2 }));
+    }
+}
+
+/// A file system that is mounted is given another UUID, and its journal is told.
+#[test]
+fn a_file_system_with_another_uuid_is_the_one_that_its_journal_names() {
+    let left = Left::new(|superblock| {
+        superblock[0x43] = 1;
+        superblock[0x100..0x110].fill(0x5a);
+    });
+    edit_at(&left.images[0], 0, |superblock| superblock[UUID..UUID + 16].fill(0x5a));
+    left.finish().expect("finished");
+    assert_eq!(left.homes(), [content(1), content(2)]);
 }
 
 fn edit_file_system(file: &std::fs::File, edit: impl FnOnce(&mut [u8])) {

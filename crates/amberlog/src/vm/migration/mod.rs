@@ -13,7 +13,8 @@ mod state;
 mod users;
 mod wishes;
 
-use super::VmOptions;
+use super::earlier::{BroughtHome, finish_left_meanwhile, try_lock_all};
+use super::{Attached, VmOptions};
 use crate::worker::Line;
 use anyhow::Context;
 use block_device::{Begin, DeviceHandle, Gate, Image};
@@ -45,6 +46,8 @@ const OWES_GIVING_UP: &str = "owes giving up";
 const WISHES: &str = "journals that go back";
 /// How often a lock that somebody else has is tried: a guest stands still meanwhile.
 const LOCK_PAUSE: Duration = Duration::from_millis(3);
+/// How long the VMM of a guest that was left may take to come with all of its disks: it tries once a second.
+const COMING_PATIENCE: Duration = Duration::from_secs(60);
 /// After so long without it that is said.
 const LOCK_PATIENCE: Duration = Duration::from_secs(5);
 /// How long one attempt to bring the journals to storage takes, at most, and the pause between two.
@@ -108,8 +111,8 @@ pub struct Migration {
     wishes: Wishes,
     /// Who changes the images meanwhile.
     users: Users,
-    /// Images that are not asked whether they are raw disks.
-    are_raw: Vec<bool>,
+    /// Its disks, for who looks for what others have left for them; images that are raw are not asked whether they are.
+    attached: Vec<Attached>,
     inner: Mutex<Inner>,
     changed: Condvar,
 }
@@ -121,11 +124,23 @@ struct Inner {
     pausing: Option<(Pause, SyncSender<()>)>,
     /// Its guest is not moved any more: its journals may go where they were.
     is_over: bool,
+    /// Since when an earlier daemon's guest may come, where it was left.
+    left_since: Option<Instant>,
     /// Every journal was seen on storage since its guest is being moved.
     is_handed_over: bool,
     /// Why something could not be done, as it was last.
     trouble: Option<String>,
     is_quitting: bool,
+}
+
+impl Inner {
+    /// The disks with which the VMM of a guest that was left has not come in all this time: they were unplugged.
+    fn those_away(&mut self, now: Instant) -> Vec<usize> {
+        match self.left_since {
+            Some(since) if now.saturating_duration_since(since) > COMING_PATIENCE => self.state.has_not_come(),
+            _ => Vec::new(),
+        }
+    }
 }
 
 impl std::fmt::Debug for Migration {
@@ -260,12 +275,13 @@ impl Migration {
             images: images.to_vec(),
             wishes,
             users: Users::default(),
-            are_raw: options.disks.iter().map(|disk| disk.is_raw).collect(),
+            attached: options.attach()?,
             inner: Mutex::new(Inner {
                 state,
                 handles: Vec::new(),
                 pausing: None,
                 is_over: false,
+                left_since: None,
                 is_handed_over: false,
                 trouble: None,
                 is_quitting: false,
@@ -281,7 +297,11 @@ impl Migration {
     /// A guest of an earlier daemon goes on, whose logs were taken, and which has used these of its disks. Nobody would ever stop one that
     /// it does not have.
     pub fn was_left(&self, used: &[bool]) {
-        self.lock().state.goes_on(used);
+        {
+            let mut inner = self.lock();
+            inner.state.was_left(used);
+            inner.left_since = Some(Instant::now());
+        }
         // The next worker finds a guest that has begun, and no seal.
         for disk in self.journals.disks().iter().zip(used).filter_map(|(disk, is_used)| is_used.then_some(disk)) {
             let _ = self.line.keep(&format!("{BEGUN}{}", disk.options.name), "", None);
@@ -748,6 +768,23 @@ impl Migration {
         true
     }
 
+    /// Takes the images once more, of which no guest has used one, after something was brought home to them: waits for whoever was faster.
+    fn lock_again(&self) -> anyhow::Result<()> {
+        let mut busy_since = Instant::now();
+        while try_lock_all(&self.images)?.is_some() {
+            anyhow::ensure!(!self.lock().is_quitting, "this process ends");
+            if busy_since.elapsed() > LOCK_PATIENCE {
+                self.say("its guest has come, and waits: another process or host has taken one of its images");
+                busy_since = Instant::now() + Duration::from_secs(60);
+            }
+            std::thread::sleep(LOCK_PAUSE);
+        }
+        let found = seals_on(&self.images)?;
+        self.lock().state.note_found(found);
+        self.measure();
+        Ok(())
+    }
+
     fn note_ours(&self) {
         let _ = self.line.say(&Said::Forget { key: NOT_OURS.to_owned() }, &[]);
         self.line.settle();
@@ -785,8 +822,17 @@ impl Migration {
 
     /// A guest begins.
     fn prepare(&self) -> anyhow::Result<()> {
-        for (image, is_raw) in self.images.iter().zip(&self.are_raw) {
-            if !is_raw {
+        let mut brought = BroughtHome::default();
+        self.prepare_after(&mut brought).map_err(|error| brought.but(error))
+    }
+
+    fn prepare_after(&self, brought: &mut BroughtHome) -> anyhow::Result<()> {
+        // When its VM was prepared they were looked at, too, and were anybody's from then on.
+        let unlock = || self.images.iter().for_each(|image| image.unlock());
+        let own = Some(self.journals.directory().path());
+        finish_left_meanwhile(&self.attached, own, brought, unlock, || self.lock_again())?;
+        for (image, disk) in self.images.iter().zip(&self.attached) {
+            if !disk.is_raw {
                 crate::raw::require(image.path())?;
             }
         }
@@ -808,7 +854,7 @@ impl Migration {
         if stays {
             self.owes_nothing();
         }
-        if before.0 != after.0 {
+        if before != after {
             self.keep_stopped(disk, &after);
         }
         if has_begun && !had_begun {
@@ -838,11 +884,13 @@ impl Migration {
 
     fn stopped(&self, disk: usize, positions: &[(u16, u16)]) {
         let mut inner = self.lock();
+        let away = inner.those_away(Instant::now());
         let pause = inner.state.stopped(disk, positions);
-        let stopped = inner.state.stopped_rings(disk);
+        let stopped: Vec<_> =
+            away.into_iter().chain([disk]).map(|disk| (disk, inner.state.stopped_rings(disk))).collect();
         drop(inner);
         // Before the VMM is answered, which asks no second time.
-        self.keep_stopped(disk, &stopped);
+        stopped.iter().for_each(|(disk, stopped)| self.keep_stopped(*disk, stopped));
         if pause == Pause::Stay {
             return;
         }
@@ -933,6 +981,67 @@ impl Gate for DiskGate {
 mod tests {
     use super::*;
     use block_device::ImageOptions;
+    use guest_memory::VmMemory;
+    use placement::{AreaDirectory, JournalsOptions, LeftGuest};
+
+    /// Its images were anybody's since its VM was prepared, and a VM of this host had them meanwhile.
+    #[test]
+    fn what_was_left_before_the_images_were_ours_is_looked_for_once_more() {
+        let directory = tempfile::tempdir_in("/dev/shm").expect("tmpfs");
+        let path = directory.path().join("image");
+        std::fs::File::create(&path).and_then(|file| file.set_len(1 << 20)).expect("an image");
+        let options = VmOptions::for_test(&[path.to_str().expect("a name")]);
+        let image = Arc::new(Image::open_unlocked(&path, ImageOptions::default()).expect("an image"));
+        let disks = options.attach().expect("a disk").into_iter().map(|disk| disk.options).collect();
+        let area = |name: &str| AreaDirectory::create(&directory.path().join(name), &placement::own_place());
+        let memory = VmMemory::new();
+        let journals = JournalsOptions { disks, budget_bytes: 1 << 20, tracer: None };
+        let journals = Journals::awaiting(&memory, area("vms").expect("made"), journals).expect("journals");
+        let (line, _supervisor) = Line::to_nobody();
+        let begin = || Migration::new(&line, &journals, std::slice::from_ref(&image), &options, Beginning::Awaited);
+        let migration = begin().expect("begun");
+        let other = Image::open_unlocked(&path, ImageOptions::default()).expect("an image");
+        let is_ours = || {
+            let is_free = other.try_lock().expect("a lock");
+            if is_free {
+                other.unlock();
+            }
+            !is_free
+        };
+        {
+            let (mut inner, start) = (migration.lock(), Instant::now());
+            inner.state = State::new(1, Holds::Ours);
+            inner.state.was_left(&[true]);
+            inner.left_since = Some(start);
+            assert_eq!(inner.those_away(start + COMING_PATIENCE), [0; 0], "it may be about to come");
+            assert_eq!(inner.those_away(start + 2 * COMING_PATIENCE), [0]);
+        }
+        let migration = begin().expect("begun");
+        // It has died.
+        let left = area("others").expect("made");
+        left.register(&path).expect("registered");
+        let left_at = left.path().to_owned();
+        drop(left);
+        assert!(image.try_lock().expect("a lock") && left_at.exists());
+        migration.prepare().expect("its guest begins");
+        assert!(!left_at.exists() && is_ours(), "it is finished, by somebody who needs the locks");
+        // It lives, and has given the image up.
+        let living = area("others").expect("made");
+        living.register(&path).expect("registered");
+        migration.prepare().expect("its guest begins");
+        assert!(living.path().exists() && is_ours());
+        living.remove();
+        // Its guest waits for the next daemon.
+        let pid = std::process::id() as i32;
+        let guest =
+            LeftGuest { vm: "db".to_owned(), pid, started: placement::process_started_at(pid).expect("it lives") };
+        placement::note_left_guest(&path, &guest).expect("noted");
+        let refused = migration.prepare();
+        placement::forget_left_guest(&path);
+        assert!(refused.is_err() && is_ours());
+        migration.prepare().expect("its guest begins");
+        journals.directory().remove();
+    }
 
     #[test]
     fn only_its_owner_and_root_can_seal_an_image_for_another_host() {

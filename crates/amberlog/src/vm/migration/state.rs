@@ -34,6 +34,8 @@ struct Disk {
     is_logging: bool,
     /// A driver of this VMM has used it.
     has_begun: bool,
+    /// It was used under an earlier daemon, and nothing was heard of it since: its VMM is about to come with it, or has it no more.
+    is_unheard_of: bool,
     /// Of its rings that are stopped, in their order.
     positions: Vec<(u16, u16)>,
     /// As it was found on the image when that became ours, before anything was written.
@@ -129,6 +131,25 @@ impl State {
         }
     }
 
+    /// Its guest was left by an earlier daemon, and had used these disks. One of them may have been unplugged since, or before, and nobody
+    /// will ever stop that ([`State::has_not_come`]).
+    pub fn was_left(&mut self, used: &[bool]) {
+        self.goes_on(used);
+        for (disk, is_used) in self.disks.iter_mut().zip(used) {
+            disk.is_unheard_of = *is_used;
+        }
+    }
+
+    /// Its VMM had the time to come with all disks that it has: those of which nothing was heard are none of its guest's any more. Gives them.
+    pub fn has_not_come(&mut self) -> Vec<usize> {
+        let away = self.disks.iter_mut().enumerate().filter(|(_, disk)| disk.is_unheard_of);
+        let let_go = |(at, disk): (usize, &mut Disk)| {
+            (disk.is_unheard_of, disk.is_running) = (false, false);
+            at
+        };
+        away.map(let_go).collect()
+    }
+
     /// Before this worker the images were to be given up, and could not be.
     pub fn owed_giving_up(&mut self) {
         // It may have died right after they were.
@@ -191,7 +212,7 @@ impl State {
             return Begin::Wait;
         }
         let now = &mut self.disks[disk];
-        now.is_running = true;
+        (now.is_running, now.is_unheard_of) = (true, false);
         match start {
             // Another driver, with other rings, perhaps.
             Start::Fresh => now.positions.clear(),
@@ -260,7 +281,7 @@ impl State {
         for (ring, position) in positions {
             self.ring_stopped(disk, *ring, *position);
         }
-        self.disks[disk].is_running = false;
+        (self.disks[disk].is_running, self.disks[disk].is_unheard_of) = (false, false);
         if self.is_running() {
             return Pause::Stay;
         }
@@ -296,7 +317,7 @@ impl State {
 
     /// The VMM has lost its connection to a disk. Says whether its guest is not being moved any more.
     pub fn gone(&mut self, disk: usize) -> bool {
-        self.disks[disk].is_running = false;
+        (self.disks[disk].is_running, self.disks[disk].is_unheard_of) = (false, false);
         if !self.is_running() {
             self.wants_images = false;
             self.wanted = Task::Nothing;

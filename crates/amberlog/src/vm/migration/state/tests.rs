@@ -608,6 +608,38 @@ fn a_guest_that_was_stopped_goes_on_only_on_what_it_left() {
     assert!(state.may_recover());
 }
 
+/// A guest was left with two disks, of which one was unplugged.
+#[test]
+fn a_disk_that_a_left_guest_has_no_more_keeps_nothing() {
+    let left = || {
+        let mut state = State::new(2, Holds::Ours);
+        state.note_found(vec![Some(Seal { seconds: 1, nanoseconds: 1 }); 2]);
+        state.was_left(&[true, true]);
+        assert_eq!(state.begins(0, &[(0, 5)], Start::Resumed), Begin::Yes(Start::Resumed));
+        state.logging(0, true);
+        state
+    };
+    // It may be about to come.
+    assert_eq!(left().stopped(0, &[(0, 5)]), Pause::Stay);
+    let mut state = left();
+    assert_eq!(state.has_not_come(), [1]);
+    assert_eq!(state.stopped_rings(1), (Vec::new(), true));
+    assert_eq!(state.stopped(0, &[(0, 5)]), Pause::GiveUp);
+    // It has come, and is stopped, or goes.
+    for goes in [false, true] {
+        let mut state = left();
+        assert_eq!(state.begins(1, &[(0, 7)], Start::Resumed), Begin::Yes(Start::Resumed));
+        assert_eq!(state.has_not_come(), [0; 0]);
+        assert_eq!(state.stopped(0, &[(0, 5)]), Pause::Stay);
+        if goes {
+            state.gone(1);
+        } else {
+            assert_eq!(state.stopped(1, &[(0, 7)]), Pause::GiveUp);
+        }
+        assert_eq!(state.has_not_come(), [0; 0]);
+    }
+}
+
 #[test]
 fn images_go_with_the_last_disk() {
     let mut state = State::new(2, Holds::Ours);

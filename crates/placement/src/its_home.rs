@@ -1,0 +1,67 @@
+//! Whether a file system is the one that a held log was written for, where the log is on a disk of its own: the mark says which state of the
+//! journal's disk what is held belongs to, and nothing of the other disk.
+//!
+//! That one may have been restored, checked, or made anew while nothing ran. Its superblock tells: the UUID, the journal that it names, and that
+//! its journal has to be replayed, which a kernel writes before its journal is opened ([`crate::foreign`]) and takes away after it is closed.
+//! Whoever restored a copy that was made while the file system was mounted cannot be told from who did not.
+//!
+//! What must never happen: that blocks of one file system are written onto another, or onto an older state that no kernel would replay a journal
+//! onto. Failure story: a recovery that was cut off before it emptied the journal has taken the word away itself. It is told by all of the log
+//! being there.
+
+use crate::scan::FoundLogPlace;
+use jbd2::Superblock;
+use recovery::{Error, uuid_text};
+use std::io;
+use write_log::LoggedFile;
+
+/// What speaks against it that `home` is where a log belongs that is on another disk; nothing where nothing does. `books` is the journal's
+/// superblock as its guest has written it last; `is_done` finds out whether all that a recovery would write home is there already.
+///
+/// # Errors
+/// When the file system cannot be read, and those of `is_done`.
+pub(crate) fn why_not_its_home(
+    place: &FoundLogPlace,
+    books: &Superblock,
+    home: &LoggedFile,
+    is_done: impl FnOnce() -> Result<bool, Error>,
+) -> Result<Option<String>, Error> {
+    if !place.is_external || place.home_disk == place.journal_disk {
+        // The mark is on the same disk.
+        return Ok(None);
+    }
+    let at = place.home_start;
+    let mut raw = [0; extfs::SUPERBLOCK_BYTES];
+    let read = home.read_exact_at(&mut raw, at + extfs::SUPERBLOCK_OFFSET);
+    let found = match read.map(|()| extfs::Superblock::parse(&raw)) {
+        Ok(Ok(found)) => found,
+        Ok(Err(error)) => return Ok(Some(format!("at byte {at} of it {error} any more"))),
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+            return Ok(Some(format!("it ends before byte {at}, where its file system was")));
+        }
+        Err(source) => return Err(Error::Failed { what: "reading the file system's superblock".to_owned(), source }),
+    };
+    // A file system that is mounted can be given another UUID, and the journal is told so by whoever does that.
+    let is_user = books.nr_users > 0 && found.uuid == books.first_user;
+    if found.uuid != place.file_system_uuid && !is_user {
+        return Ok(Some(format!(
+            "the file system at byte {at} of it is {}, and what is held is the journal of {}",
+            uuid_text(&found.uuid),
+            uuid_text(&place.file_system_uuid)
+        )));
+    }
+    if found.journal_uuid != books.uuid {
+        return Ok(Some(format!(
+            "the file system at byte {at} of it has the journal {}, and what is held is the journal {}",
+            uuid_text(&found.journal_uuid),
+            uuid_text(&books.uuid)
+        )));
+    }
+    if found.needs_recovery() || is_done()? {
+        return Ok(None);
+    }
+    Ok(Some(format!(
+        "the file system at byte {at} of it does not say that its journal has to be replayed, as it did when its VM died, and not all that is \
+         held is there: it is an older copy, or was used since"
+    )))
+}
