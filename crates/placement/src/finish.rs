@@ -256,10 +256,6 @@ pub(crate) fn is_home_already(
     journal: &LoggedFile,
     is_aged: bool,
 ) -> Result<bool, Error> {
-    if held.is_distrusted() || held.is_materialise() {
-        // Nothing of it goes home, so nothing of it was there before.
-        return Ok(false);
-    }
     let part = ImagePart::new(home, place.home_start, place.home_blocks * u64::from(place.block_bytes));
     let mut stored = StoredLog { place, journal };
     if is_aged && !prepared(&mut stored, place)?.is_home(&mut stored, &part)? {

@@ -542,7 +542,11 @@ fn bring_home(
     [home, journal]: [&LoggedFile; 2],
 ) -> Result<Report, FinishError> {
     let verdict = check_identity(directory, found, log, journal)?;
-    if let Verdict::Marked | Verdict::Aged(..) = verdict {
+    // One that goes to its own place goes to no home, and what is there may be why.
+    let goes_home = !found.log().is_distrusted() && !found.log().is_materialise();
+    if let Verdict::Marked | Verdict::Aged(..) = verdict
+        && goes_home
+    {
         check_home(directory, found, log, [home, journal], matches!(verdict, Verdict::Aged(..)))?;
     }
     if let Verdict::Marked | Verdict::Aged(..) = verdict

@@ -188,7 +188,7 @@ impl MediumFile {
                 format!(
                     "region {choice} of {path} overlaps with its region {part}from byte {begin} to {end}, which holds committed blocks of a \
                      file system: name a region that does not (nvm-region=INDEX/COUNT), or recover that one first (amberlog recover --disk \
-                     IMAGE --nvm {path}{how})"
+                     IMAGE --nvm {path}{how}); if its image is lost, fill the 4096 bytes from byte {begin} on with zeros"
                 )
             }
             What::Unknown(why) => format!(

@@ -139,6 +139,18 @@ fn what_is_held_does_not_land_on_another_file_system() {
     }
 }
 
+/// One that only its guest's kernel can replay goes to its own place, and to no home: what is there by then is that kernel's matter.
+#[test]
+fn what_goes_to_no_home_is_put_in_its_place_whatever_is_on_the_other_disk() {
+    // It has fast commits.
+    let left = Left::new(|superblock| superblock[0x28..0x2c].copy_from_slice(&0x20u32.to_be_bytes()));
+    edit_at(&left.images[0], 0, |superblock| superblock[0x60] &= !NEEDS_RECOVERY);
+    let home = std::fs::read(&left.images[0]).expect("the file system");
+    let finished = left.finish().expect("nothing speaks against it");
+    assert_eq!(finished[0].recovery.status, recovery::Status::Materialised);
+    assert!(std::fs::read(&left.images[0]).expect("the file system") == home, "nothing is written there");
+}
+
 /// A recovery takes the word away that the journal is to be replayed, and empties the journal after that. It may be cut off between the two.
 #[test]
 fn a_recovery_onto_another_disk_that_was_cut_off_goes_on() {
