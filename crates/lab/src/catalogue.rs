@@ -105,6 +105,8 @@ pub struct Extent {
     pub pace: f64,
     /// The same of loads that are the processor's.
     pub processor_pace: f64,
+    /// How many recordings there are to be replayed ([`crate::flash::recordings`]).
+    pub recordings: u32,
 }
 
 impl Default for Extent {
@@ -117,6 +119,7 @@ impl Default for Extent {
             is_of_paper: false,
             pace: 1.0,
             processor_pace: 1.0,
+            recordings: 1,
         }
     }
 }
@@ -396,7 +399,7 @@ impl Experiment {
     /// How often a cell of it with so many guests is to be measured.
     pub fn asked(&self, guests: u32) -> u32 {
         match self.kind {
-            _ if self.is_computed() => 1,
+            Kind::Sizes => 1,
             Kind::Integrity => RECORDS_ASKED,
             _ => iterations_asked(guests),
         }
@@ -423,9 +426,11 @@ impl Experiment {
         }
         let mut cells = Vec::new();
         let usual = if extent.quick { 1 } else { self.iterations.unwrap_or(ITERATIONS) };
-        let is_computed = self.is_computed();
         let of_group = |guests: u32| match extent.iterations {
-            _ if is_computed => 1,
+            _ if self.kind == Kind::Sizes => 1,
+            // One more replay of a recording tells nothing new; one more recording does.
+            _ if self.kind == Kind::Flash && extent.quick => 1,
+            iterations if self.kind == Kind::Flash => iterations.unwrap_or(u32::MAX).min(extent.recordings),
             // A few crashes of many say nothing of how often: fewer than it asks for are for a quick look.
             Some(iterations) if extent.is_of_paper && !extent.quick && self.kind == Kind::Integrity => {
                 iterations.max(usual)
@@ -556,10 +561,16 @@ mod tests {
         // Of a paper: five times, and three times with eight guests.
         let paper = Extent { is_of_paper: true, scale: 1.0, ..Extent::default() };
         assert_eq!(experiment.cells(&paper).len(), experiment.modes.len() * (3 * 5 + 3));
-        for id in ["ssd2010-fig2-5", "spe2012-tab4"] {
+        let iterations = |id: &str, extent: &Extent| {
             let computed = select(&[id.to_owned()]).unwrap().remove(0);
-            assert!(computed.cells(&paper).iter().all(|cell| cell.iteration == 0), "{id}: it strays nowhere");
-        }
+            computed.cells(extent).iter().map(|cell| cell.iteration + 1).max()
+        };
+        let recorded = Extent { recordings: 4, ..paper.clone() };
+        assert_eq!(iterations("spe2012-tab4", &recorded), Some(1), "it strays nowhere");
+        assert_eq!(iterations("ssd2010-fig2-5", &paper), Some(1), "a replay strays nowhere");
+        assert_eq!(iterations("ssd2010-fig2-5", &recorded), Some(4), "recordings do");
+        assert_eq!(iterations("ssd2010-fig2-5", &Extent { iterations: Some(3), ..recorded.clone() }), Some(3));
+        assert_eq!(iterations("ssd2010-fig2-5", &Extent { quick: true, ..recorded }), Some(1));
         let records = select(&["spe2012-fig19".to_owned()]).unwrap().remove(0);
         assert_eq!(records.cells(&paper).len(), records.modes.len() * 5 * 120);
         let ten = Extent { iterations: Some(10), ..paper };

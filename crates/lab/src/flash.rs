@@ -1,7 +1,8 @@
 //! The 2010 paper's figures: traces recorded from real guests, eight at once or eight copies of one, laid on one SSD as its virtual disks, replayed
-//! under each flash translation layer by `amberlog ssd`. See `docs/ssd.md` for the traces and the simulator.
+//! under each flash translation layer by `amberlog ssd`. A replay strays nowhere; guests do, so that each iteration of a cell is of another
+//! recording. See `docs/ssd.md` for the traces and the simulator.
 
-use crate::cell::{Cell, Group};
+use crate::cell::Cell;
 use crate::error::{Error, Result};
 use crate::measured::Parameters;
 use guest_kit::program;
@@ -29,7 +30,7 @@ pub const LAYERS: [&str; 4] = ["fast", "superblock", "dftl", "page"];
 /// When there is no such trace, or amberlog refuses it.
 pub fn replay(cell: &Cell, _parameters: &Parameters) -> Result<BTreeMap<String, f64>> {
     let group = &cell.group;
-    let (traces, stagger) = recorded(group)?;
+    let (traces, stagger) = recorded(cell)?;
     let temporary = std::env::temp_dir();
     let directory = TempDir::new_in(&temporary).map_err(|source| Error::File {
         action: "write in",
@@ -68,19 +69,36 @@ pub fn replay(cell: &Cell, _parameters: &Parameters) -> Result<BTreeMap<String, 
     Ok(fields)
 }
 
-/// The traces of a group's guests, and the seconds between their beginnings: those of as many guests as were recorded at once on this machine
-/// (`record-traces --guests N --out build/guest/traces`), or copies of the one that comes with the checkout.
-fn recorded(group: &Group) -> Result<(Vec<PathBuf>, &'static str)> {
-    let own = program::workspace().join("build/guest/traces");
-    let name = |number: u32| own.join(format!("{}-{}-{number}.amber", group.workload, group.mode));
-    let at_once: Vec<PathBuf> = (0..group.guests).map(name).collect();
+/// Where a machine's own recordings are, in directories `0`, `1` and so on.
+fn own_recordings() -> PathBuf {
+    program::workspace().join("build/guest/traces")
+}
+
+/// How many recordings of the loads there are: those made on this machine, or the one that comes with the checkout.
+pub fn recordings() -> u32 {
+    let own = own_recordings();
+    (0..).take_while(|number: &u32| own.join(number.to_string()).is_dir()).last().map_or(1, |last| last + 1)
+}
+
+/// The traces of a cell's guests, and the seconds between their beginnings: of one of the recordings that were made on this machine
+/// (`record-traces --recordings N --out build/guest/traces`, with `--guests N` of as many guests at once), or copies of the one that comes with the
+/// checkout, where there are no others.
+fn recorded(cell: &Cell) -> Result<(Vec<PathBuf>, &'static str)> {
+    let group = &cell.group;
+    let own = own_recordings().join(cell.iteration.to_string());
+    let name = format!("{}-{}", group.workload, group.mode);
+    let at_once: Vec<PathBuf> = (0..group.guests).map(|guest| own.join(format!("{name}-{guest}.amber"))).collect();
     if at_once.iter().all(|path| path.is_file()) {
         return Ok((at_once, RECORDED_AT_ONCE));
     }
-    let traces = program::workspace().join("crates/ssd-sim/traces/2010");
-    let trace = traces.join(format!("{}-{}.amber", group.workload, group.mode));
+    let (traces, origin) = if own.is_dir() || cell.iteration > 0 {
+        (own, "it is of a recording that is not whole: let record-traces go on with it")
+    } else {
+        (program::workspace().join("crates/ssd-sim/traces/2010"), "it comes with the checkout")
+    };
+    let trace = traces.join(format!("{name}.amber"));
     if !trace.is_file() {
-        return Err(Error::Told(format!("{} is not there; it comes with the checkout", trace.display())));
+        return Err(Error::Told(format!("{} is not there; {origin}", trace.display())));
     }
     Ok(((0..group.guests).map(|_| trace.clone()).collect(), STAGGER_SECONDS))
 }

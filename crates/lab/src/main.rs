@@ -265,6 +265,7 @@ fn chosen(extents: &Extents, platform: String) -> Result<Chosen> {
         is_of_paper: extents.paper.is_some() || scale >= 1.0,
         pace: (if is_native { NATIVE_PACE } else { 0.8 })
             + PACE_OF_A_SECOND * time_scale * if is_native { 1.0 } else { 0.2 },
+        recordings: lab::flash::recordings(),
     };
     Ok(Chosen { extent, time_scale, clocks, constants, platform })
 }

@@ -112,7 +112,7 @@ impl Results {
         let is_computed = experiment.is_some_and(Experiment::is_computed);
         let all = |of: fn(&SummaryRow) -> u32| self.rows.iter().map(of).max();
         if let Some(most) = all(|row| u32::try_from(row.count + row.failed).unwrap_or(u32::MAX))
-            .filter(|most| *most > 0 && !is_computed)
+            .filter(|most| *most > u32::from(is_computed))
         {
             set("--iterations", most.to_string());
         }
@@ -224,7 +224,7 @@ pub fn judge(experiment: &Experiment, rows: &[SummaryRow], parameters: &Paramete
     let judged = experiment.claims.iter().map(|claim| judge_claim(claim, rows, &groups, parameters, parameter));
     let mut verdicts: Vec<Verdict> = judged.collect();
     if experiment.kind == Kind::Flash {
-        // More replays tell nothing new; more recordings would.
+        // More replays of a recording tell nothing new; more recordings do.
         for verdict in &mut verdicts {
             verdict.give_reason(ONCE, "each load was recorded once");
         }

@@ -131,7 +131,8 @@ fn with_earlier(
     cells: Vec<CellResult>,
 ) -> Result<Vec<CellResult>> {
     let most = extent.iterations.or(experiment.iterations).unwrap_or(0).max(ITERATIONS_LOOKED_FOR);
-    let widest = Extent { iterations: Some(most), guests_max: GUESTS_LOOKED_FOR, ..extent.clone() };
+    let widest =
+        Extent { iterations: Some(most), guests_max: GUESTS_LOOKED_FOR, recordings: u32::MAX, ..extent.clone() };
     let mut of_now: Vec<Option<CellResult>> = cells.into_iter().map(Some).collect();
     let mut found = Vec::new();
     for cell in experiment.cells(&widest) {

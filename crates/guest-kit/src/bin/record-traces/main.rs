@@ -1,10 +1,11 @@
 //! Records the traces of the 2010 paper's experiment: five workloads in four journaling modes, each by a real guest
 //! whose disk is served by `amberlog run --trace`.
 //!
-//! `record-traces --out DIR [--workloads A,B] [--modes A,B] [--percent N] [--guests N] [--dir DIR]`: one guest after another,
+//! `record-traces --out DIR [--workloads A,B] [--modes A,B] [--percent N] [--guests N] [--recordings N] [--dir DIR]`: one guest after another,
 //! each on a fresh ext3 image of 4 GB with a journal of 128 MB, as the papers' virtual data disks were. Leaves
 //! `DIR/WORKLOAD-MODE.amber`, packed with zstd. `--percent` scales the workloads' sizes. With `--guests`, so many run and are
-//! recorded at once, their disks on one modelled drive, and begin together: `DIR/WORKLOAD-MODE-0.amber` and so on.
+//! recorded at once, their disks on one modelled drive, and begin together: `DIR/WORKLOAD-MODE-0.amber` and so on. With `--recordings`, all
+//! of it is recorded so many times, into `DIR/0`, `DIR/1` and so on, and what was recorded there before is not recorded again.
 //!
 //! Must never: leave a guest or an image behind; call a trace a mode that the guest's kernel did not mount.
 //!
@@ -37,6 +38,8 @@ struct Request {
     sizes: Sizes,
     /// How many at once; `None` for one, whose trace has no number.
     guests: Option<u64>,
+    /// How many times; `None` for once, into the directory itself.
+    recordings: Option<u64>,
 }
 
 /// The 2012 paper's drive, which guests at once share.
@@ -68,6 +71,7 @@ fn request() -> Outcome<Request> {
         modes: choice(&mut words, "modes", &Mode::ALL, Mode::name)?,
         sizes: Sizes::of(words.number("percent", 100, 1..=1000)?),
         guests: Some(words.number("guests", 0, 0..=64)?).filter(|guests| *guests > 0),
+        recordings: Some(words.number("recordings", 0, 0..=100)?).filter(|recordings| *recordings > 0),
     };
     words.finish()?;
     Ok(request)
@@ -88,27 +92,47 @@ fn record_all(request: &Request) -> Outcome<()> {
     let amberlog = program::workspace_binary("amberlog").map_err(sentence)?;
     eprintln!("preparing what guests boot from");
     guest_kit::assets::Assets::get().map_err(sentence)?;
-    std::fs::create_dir_all(&request.out).map_err(|e| format!("cannot make {}: {e}", request.out.display()))?;
+    let Some(recordings) = request.recordings else { return record_once(&amberlog, request, &request.out) };
+    (0..recordings).try_for_each(|number| record_once(&amberlog, request, &request.out.join(number.to_string())))
+}
+
+/// Where the trace of one guest of a recording is kept.
+fn kept_in(out: &Path, workload: Workload, mode: Mode, number: Option<usize>) -> PathBuf {
+    let number = number.map(|number| format!("-{number}")).unwrap_or_default();
+    out.join(format!("{}-{}{number}.amber", workload.name(), mode.name()))
+}
+
+/// Every workload in every mode, once.
+fn record_once(amberlog: &Path, request: &Request, out: &Path) -> Outcome<()> {
+    std::fs::create_dir_all(out).map_err(|e| format!("cannot make {}: {e}", out.display()))?;
+    let count = request.guests.unwrap_or(1);
     for &workload in &request.workloads {
+        let number = |guest: usize| request.guests.map(|_| guest);
+        let kept = |mode: Mode| {
+            (0..usize::try_from(count).expect("at most 64"))
+                .map(move |guest| kept_in(out, workload, mode, number(guest)))
+        };
+        let is_to_do = |mode: &Mode| request.recordings.is_none() || !kept(*mode).all(|trace| trace.is_file());
+        let modes: Vec<Mode> = request.modes.iter().copied().filter(is_to_do).collect();
+        if modes.is_empty() {
+            continue;
+        }
         let directory = tempfile::Builder::new()
             .prefix("record-traces-")
             .tempdir_in(&request.images)
             .map_err(|e| format!("cannot make a directory in {}: {e}", request.images.display()))?;
         let fresh = directory.path().join("fresh.img");
         workload.make_image(&request.sizes, &fresh, directory.path())?;
-        for &mode in &request.modes {
+        for mode in modes {
             let started = Instant::now();
             let path = |what: &str, number: u64| directory.path().join(format!("{what}-{number}"));
-            let count = request.guests.unwrap_or(1);
             for number in 0..count {
                 guest_kit::image::copy_image(&fresh, &path("disk", number)).map_err(sentence)?;
             }
             let disks: Vec<(PathBuf, PathBuf)> = (0..count).map(|n| (path("disk", n), path("trace", n))).collect();
-            record(&amberlog, workload, mode, request, &disks, directory.path())?;
-            for (number, (_, trace)) in disks.iter().enumerate() {
-                let number = request.guests.map(|_| format!("-{number}")).unwrap_or_default();
-                let kept = request.out.join(format!("{}-{}{number}.amber", workload.name(), mode.name()));
-                pack(&amberlog, trace, &kept)?;
+            record(amberlog, workload, mode, request, &disks, directory.path())?;
+            for ((_, trace), kept) in disks.iter().zip(kept(mode)) {
+                pack(amberlog, trace, &kept)?;
                 let bytes = std::fs::metadata(&kept).map_or(0, |metadata| metadata.len());
                 println!("{}: {bytes} bytes, recorded in {:.0} s", kept.display(), started.elapsed().as_secs_f64());
             }
