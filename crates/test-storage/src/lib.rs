@@ -118,7 +118,11 @@ impl TestStorage {
     pub fn new(backing: &Path) -> io::Result<Self> {
         let file = File::options().read(true).write(true).open(backing)?;
         let controls = Arc::new(Controls::default());
-        let mounted_at = tempfile::Builder::new().prefix("amberlog-storage-").tempdir()?;
+        // What is left mounted says whose it was: a test's thread has its name.
+        let thread = std::thread::current();
+        let whose: String =
+            thread.name().unwrap_or("").chars().map(|c| if c.is_alphanumeric() { c } else { '_' }).take(100).collect();
+        let mounted_at = tempfile::Builder::new().prefix(&format!("amberlog-storage-{whose}-")).tempdir()?;
         let mut config = Config::default();
         config.mount_options = vec![MountOption::FSName("amberlog-test-storage".to_owned())];
         config.n_threads = Some(THREADS);
