@@ -374,6 +374,9 @@ impl Experiment {
     /// What these parameters come to in its cells: those of records are at a pace of their own, which earlier versions did not note.
     pub fn effective(&self, kept: &Parameters) -> Parameters {
         let mut effective = kept.clone();
+        if matches!(self.kind, Kind::Flash | Kind::Sizes | Kind::Protect) {
+            effective.images.clear();
+        }
         if self.kind == Kind::Integrity {
             let parameter = self.parameter.as_ref().map(|(name, _)| name.as_str());
             effective.time_scale = records::time_scale(kept.time_scale, parameter);

@@ -68,6 +68,20 @@ pub enum Error {
         /// What would measure now.
         here: Box<Source>,
     },
+    /// A directory has results of cells of this run under other parameters.
+    #[error(
+        "{} has {count} results that were measured otherwise ({differs}): nothing is measured over them; give the words that they were measured \
+         with, or choose another directory with --out",
+        path.display()
+    )]
+    OtherParameters {
+        /// The directory.
+        path: PathBuf,
+        /// How many.
+        count: usize,
+        /// What differs in the first of them: `scale: 1 there, 0.1 here`.
+        differs: String,
+    },
     /// The run was told to end.
     #[error("interrupted; the same command goes on where it was")]
     Interrupted,

@@ -2,6 +2,7 @@
 
 use guest_kit::{Platform, program};
 use std::collections::BTreeMap;
+use std::path::Path;
 
 /// The machine's load averages, now.
 pub fn load() -> String {
@@ -37,6 +38,34 @@ pub fn processor() -> String {
 fn field(text: &str, name: &str) -> String {
     let line = text.lines().find_map(|line| line.strip_prefix(name));
     line.map_or_else(|| "unknown".to_owned(), |rest| rest.trim_start_matches(['\t', ' ', ':']).to_owned())
+}
+
+/// A directory, and the file system that it is on: "/dev/shm (tmpfs)".
+pub fn place(directory: &Path) -> String {
+    let path = directory.canonicalize().unwrap_or_else(|_| directory.to_owned());
+    let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+    let mounts = mounts.lines().filter_map(|line| {
+        let mut words = line.split(' ').skip(1);
+        Some((words.next()?, words.next()?))
+    });
+    // Of two at the same place the later one covers the other.
+    let over = mounts.filter(|(at, _)| path.starts_with(at)).max_by_key(|(at, _)| at.len());
+    format!("{} ({})", path.display(), over.map_or("unknown", |(_, kind)| kind))
+}
+
+/// The machine's processor time so far, in ticks: all of it, and what its own host had for others ("steal", the eighth number of /proc/stat's first line; proc(5)).
+pub fn processor_ticks() -> (u64, u64) {
+    let text = std::fs::read_to_string("/proc/stat").unwrap_or_default();
+    let line = text.lines().next().unwrap_or_default();
+    let ticks: Vec<u64> = line.split_whitespace().skip(1).take(8).filter_map(|word| word.parse().ok()).collect();
+    (ticks.iter().sum(), ticks.get(7).copied().unwrap_or(0))
+}
+
+/// The part of the machine's processor time since then that others had, in per cent.
+pub fn steal_percent_since(before: (u64, u64)) -> Option<f64> {
+    let now = processor_ticks();
+    let all = now.0.saturating_sub(before.0);
+    (all > 0).then(|| 100.0 * now.1.saturating_sub(before.1) as f64 / all as f64)
 }
 
 /// Processor, memory, kernel, QEMU, accelerator, guests' kernel.

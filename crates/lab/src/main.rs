@@ -207,7 +207,10 @@ fn main() -> ExitCode {
             eprintln!("amberlog lab: {error}");
             ExitCode::from(match error {
                 Error::Unknown(_) | Error::NotOfShootOut(_) | Error::Description { .. } => 2,
-                Error::NotYet { .. } | Error::Damaged { .. } | Error::OtherSource { .. } => 3,
+                Error::NotYet { .. }
+                | Error::Damaged { .. }
+                | Error::OtherSource { .. }
+                | Error::OtherParameters { .. } => 3,
                 _ => 1,
             })
         }
@@ -322,12 +325,13 @@ fn run(args: RunArgs) -> Result<ExitCode> {
         constants: None,
         memory_mib: None,
         dirty_percent: None,
+        images: lab::machine::place(&args.images.clone().unwrap_or_else(std::env::temp_dir)),
         platform,
     }
     .with_constants(constants);
     eprintln!("{}; guests: {}", parameters.scale_in_words(), parameters.platform);
     let command = format!(
-        "{}--scale {}{} --guests {} --time-scale {}{} --guest-mib {} --file-system {} --seed {}",
+        "{}--scale {}{} --guests {} --time-scale {}{} --guest-mib {} --file-system {} --seed {}{}",
         if extent.quick { "--quick " } else { "" },
         extent.scale,
         extent.iterations.map(|iterations| format!(" --iterations {iterations}")).unwrap_or_default(),
@@ -336,7 +340,8 @@ fn run(args: RunArgs) -> Result<ExitCode> {
         args.extents.clocks.map(|clocks| format!(" --clocks {clocks}")).unwrap_or_default(),
         parameters.guest_mib,
         parameters.file_system,
-        parameters.seed
+        parameters.seed,
+        args.images.as_ref().map(|images| format!(" --images {}", images.display())).unwrap_or_default()
     );
     let limit = args.limit.map(Duration::from_secs);
     let options = RunOptions {

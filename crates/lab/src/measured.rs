@@ -36,6 +36,10 @@ pub struct Parameters {
     /// today's 10 and 20.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dirty_percent: Option<(u32, u32)>,
+    /// Which directory images were in, and its file system: what is written there takes real time besides the model's. Empty where results of earlier
+    /// versions do not say, and where there is no image.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub images: String,
     /// What guests ran on: accelerator and kernel. Results of earlier versions are of emulated guests.
     #[serde(default = "emulated")]
     pub platform: String,
@@ -60,6 +64,22 @@ impl Parameters {
         Self::for_tests()
     }
 
+    /// What another run's parameters have that differs from ours, in words.
+    pub fn difference(&self, here: &Self) -> String {
+        let fields = |parameters: &Self| serde_json::to_value(parameters).unwrap_or_default();
+        let (there, here) = (fields(self), fields(here));
+        let names: BTreeSet<&String> =
+            [&there, &here].into_iter().filter_map(|one| one.as_object()).flat_map(|one| one.keys()).collect();
+        let differs = names.into_iter().filter(|name| there.get(name.as_str()) != here.get(name.as_str()));
+        let word = |of: &serde_json::Value, name: &str| {
+            of.get(name).map_or_else(|| "not said".to_owned(), ToString::to_string)
+        };
+        differs
+            .map(|name| format!("{name}: {} there, {} here", word(&there, name), word(&here, name)))
+            .collect::<Vec<_>>()
+            .join("; ")
+    }
+
     /// Of a full-size run, for tests.
     #[doc(hidden)]
     pub fn for_tests() -> Self {
@@ -74,6 +94,7 @@ impl Parameters {
             constants: None,
             memory_mib: None,
             dirty_percent: None,
+            images: String::new(),
             platform: emulated(),
         }
     }
@@ -100,6 +121,10 @@ pub struct CellResult {
     pub curves: BTreeMap<String, Vec<(f64, f64)>>,
     /// The machine's load averages at its end.
     pub load: String,
+    /// The part of the machine's processor time that its own host had for others meanwhile ("steal"), in per cent; results of earlier versions do not
+    /// say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub steal_percent: Option<f64>,
     /// The machine's processors.
     #[serde(default = "two")]
     pub processors: u32,
@@ -183,6 +208,7 @@ impl CellResult {
             phases: BTreeMap::new(),
             curves: BTreeMap::new(),
             load: String::new(),
+            steal_percent: None,
             processors: crate::machine::processors(),
             commit: String::new(),
             machine: String::new(),

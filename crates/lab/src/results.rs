@@ -12,6 +12,7 @@ use crate::statistics::Summary;
 use crate::verdict::{ONCE, Verdict, judge as judge_claim};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
 /// Version of the format.
@@ -270,7 +271,12 @@ pub fn write<T: Serialize>(path: &Path, value: &T) -> Result<()> {
     let text = serde_json::to_vec_pretty(value)
         .map_err(|error| Error::Damaged { path: path.to_owned(), reason: error.to_string() })?;
     let partial = path.with_extension("partial");
-    std::fs::write(&partial, text).at("write", &partial)?;
+    // What a loss of power leaves under the name is whole: a run goes on with it.
+    let written = std::fs::File::create(&partial).and_then(|mut file| {
+        file.write_all(&text)?;
+        file.sync_all()
+    });
+    written.at("write", &partial)?;
     std::fs::rename(&partial, path).at("rename to", path)
 }
 

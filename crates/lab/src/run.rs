@@ -56,7 +56,9 @@ pub fn run(experiments: &[Experiment], options: &RunOptions) -> Result<usize> {
     let source = (!options.takes_any_source).then_some(&here);
     for experiment in experiments {
         let parameters = experiment.parameters(&options.parameters);
-        refuse_others(experiment, &options.out.join(&experiment.id), &parameters, source)?;
+        let directory = options.out.join(&experiment.id);
+        refuse_others(experiment, &directory, &parameters, source)?;
+        refuse_to_write_over(experiment, &directory, &parameters, &options.extent)?;
     }
     let mut progress = Progress::new(experiments, &options.extent);
     let mut failed = 0;
@@ -88,6 +90,7 @@ pub fn run(experiments: &[Experiment], options: &RunOptions) -> Result<usize> {
                 None => {
                     progress.begin(&experiment.id, &cell);
                     let begun = Instant::now();
+                    let ticks = machine::processor_ticks();
                     let result = measure(experiment, &cell, &mut rig, &parameters);
                     if interrupt::is_requested() {
                         // With what earlier runs have of the cells that this one did not come to.
@@ -100,6 +103,7 @@ pub fn run(experiments: &[Experiment], options: &RunOptions) -> Result<usize> {
                     let mut result = result.unwrap_or_else(|error| failure(&cell, &parameters, &error));
                     result.commit.clone_from(&here.commit);
                     result.machine.clone_from(&here.machine);
+                    result.steal_percent = machine::steal_percent_since(ticks);
                     result.attempts += results::set_aside(&directory, &path)?;
                     results::write(&path, &result)?;
                     progress.end(expected, begun.elapsed().as_secs_f64(), &result);
@@ -203,6 +207,32 @@ fn measured_elsewhere(
         }
     }
     Ok(None)
+}
+
+/// A cell's file has its name and no parameters: what was measured under others is not written over by what this run measures.
+fn refuse_to_write_over(
+    experiment: &Experiment,
+    directory: &Path,
+    parameters: &Parameters,
+    extent: &Extent,
+) -> Result<()> {
+    if !directory.join("raw").is_dir() {
+        return Ok(());
+    }
+    let cells = experiment.cells(extent);
+    let is_another = |result: &CellResult| {
+        let is_of_this_run = cells.contains(&result.cell) && result.failure.is_none();
+        is_of_this_run && experiment.effective(&result.parameters) != *parameters
+    };
+    let others: Vec<CellResult> = results::read_raw(directory)?.into_iter().filter(is_another).collect();
+    match others.first() {
+        None => Ok(()),
+        Some(first) => Err(Error::OtherParameters {
+            path: directory.to_owned(),
+            count: others.len(),
+            differs: experiment.effective(&first.parameters).difference(parameters),
+        }),
+    }
 }
 
 fn measure(experiment: &Experiment, cell: &Cell, rig: &mut Rig, parameters: &Parameters) -> Result<CellResult> {
@@ -416,8 +446,27 @@ mod tests {
             let told = refused(&parameters, Some(&other)).expect_err("it is another's").to_string();
             assert!(told.contains("has 1 results of program a on x") && told.contains("--any-source"), "{told}");
             let changed = Parameters { seed: 2, ..parameters.clone() };
-            assert!(refused(&changed, Some(&other)).is_ok(), "measured anew, as ever");
+            assert!(refused(&changed, Some(&other)).is_ok(), "it is of other parameters");
         }
+        // What a run with other words would measure is not measured over it.
+        let once = Extent { iterations: Some(1), ..Extent::default() };
+        let over = |parameters: &Parameters, extent: &Extent| {
+            refuse_to_write_over(&experiments[0], &own, parameters, extent).map_err(|error| error.to_string())
+        };
+        assert_eq!(over(&parameters, &once), Ok(()));
+        let images = Parameters { images: "/dev/shm (tmpfs)".into(), ..parameters.clone() };
+        for (other, words) in [
+            (Parameters { seed: 2, ..parameters.clone() }, "seed: 1 there, 2 here"),
+            (Parameters { scale: 0.1, ..parameters.clone() }, "scale: 1.0 there, 0.1 here"),
+            (images, "images: not said there, \"/dev/shm (tmpfs)\" here"),
+        ] {
+            let told = over(&other, &once).expect_err("it is of other parameters");
+            assert!(told.contains("has 1 results") && told.contains(words) && told.contains("--out"), "{told}");
+        }
+        let failed = CellResult { failure: Some("it failed".into()), ..kept.clone() };
+        results::write(&raw.join(format!("{}.json", cell.file_name())), &failed).expect("written");
+        assert_eq!(over(&Parameters { seed: 2, ..parameters.clone() }, &once), Ok(()), "nothing good is lost");
+        results::write(&raw.join(format!("{}.json", cell.file_name())), &kept).expect("written");
         let elsewhere = |source: Option<&Source>| {
             measured_elsewhere(&experiments[1], &cell, &experiments, directory.path(), &parameters, source)
                 .expect("read")

@@ -373,11 +373,9 @@ fn in_all(claim: &Claim, cells: &[CellVerdict]) -> Agreement {
         }
     }
     if let (What::Comparison(..), Sense::AtMost(value), Agreement::Agrees) = (claim.what, claim.sense, worst) {
-        let end = |cell: &CellVerdict| {
-            let (low, high) = cell.interval.map_or((cell.ours, cell.ours), |interval| (interval.low, interval.high));
-            if value < 0.0 { -low } else { high }
-        };
-        let reached = cells.iter().filter(|cell| cell.agreement.is_judged()).map(end).fold(f64::MIN, f64::max);
+        // By what was measured, not by the end of its interval: noise reaches nothing.
+        let size = |cell: &CellVerdict| if value < 0.0 { -cell.ours } else { cell.ours };
+        let reached = cells.iter().filter(|cell| cell.agreement.is_judged()).map(size).fold(f64::MIN, f64::max);
         if reached < value.abs() - (value.abs() * TOLERANCE).max(TOLERANCE_POINTS_MIN) {
             return Agreement::Weaker;
         }

@@ -6,6 +6,7 @@ use super::{Measured, ShootOut};
 use crate::counters::{flattened, is_sum};
 use crate::error::{Error, FileContext, Result};
 use crate::journal_server::JournalServer;
+use crate::load::is_idle;
 use crate::machine::process_tree_cpu_seconds;
 use crate::rig::{NVM_BANDWIDTH_MB, NVM_LATENCY_NS};
 use crate::samples::{counted_so_far, levels_since, marks_of_the_load};
@@ -289,21 +290,16 @@ impl Stand {
     }
 }
 
-/// How amberlog's reason begins for a journal that has nothing on its server.
-const IDLE: &str = "nothing of the journal is on its server";
-
 /// An error where amberlog says of a disk that it is not served as it was asked for: what was measured is not what the contender's name says.
 fn be_in_force(disk: &Value, whose: &str) -> Result<()> {
     let remote = |name: &str| disk["remote"][name].as_u64().unwrap_or(0);
     if remote("fall_backs") > 0 {
         return Err(Error::Told(format!("amberlog's {whose} of the disk: its journal server was lost for a time")));
     }
-    // A journal that is closed, or that nothing was committed to since the mount, has nothing on the server that it has reached and never lost.
-    let is_idle = |reason: &str| remote("connects") > 0 && reason.starts_with(IDLE);
     // Where nothing is to be held, it is no news that nothing is: XFS has no journal that could be.
     let placement = Some(&disk["placement_reason"]).filter(|_| disk["placement"] != "storage");
     let said = [Some(&disk["fault"]), placement, Some(&disk["durability"]["reason"])];
-    match said.into_iter().flatten().filter_map(Value::as_str).find(|reason| !is_idle(reason)) {
+    match said.into_iter().flatten().filter_map(Value::as_str).find(|reason| !is_idle(disk, reason)) {
         Some(reason) => Err(Error::Told(format!("amberlog's {whose} of the disk: {reason}"))),
         None => Ok(()),
     }

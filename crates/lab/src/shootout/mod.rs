@@ -15,13 +15,14 @@ mod page;
 mod survival;
 
 use crate::error::{Error, FileContext, Result};
+use crate::machine::place;
 use crate::measured::Source;
 use crate::results;
 use contender::Contender;
 pub use kinds::{Death, Load};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use test_storage::TestStorage;
 
 /// What a shoot-out is asked for.
@@ -146,19 +147,6 @@ pub fn run(options: &ShootOut) -> Result<usize> {
     Ok(cells.iter().filter(|cell| cell.failure.is_some()).count())
 }
 
-/// A directory, and the file system that it is on: "/dev/shm (tmpfs)".
-fn place(directory: &Path) -> String {
-    let path = directory.canonicalize().unwrap_or_else(|_| directory.to_owned());
-    let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
-    let mounts = mounts.lines().filter_map(|line| {
-        let mut words = line.split(' ').skip(1);
-        Some((words.next()?, words.next()?))
-    });
-    // Of two at the same place the later one covers the other.
-    let over = mounts.filter(|(at, _)| path.starts_with(at)).max_by_key(|(at, _)| at.len());
-    format!("{} ({})", path.display(), over.map_or("unknown", |(_, kind)| kind))
-}
-
 /// What all cells of a run have in common.
 struct Run<'a> {
     options: &'a ShootOut,
@@ -262,6 +250,7 @@ pub(crate) struct Measured {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::path::Path;
 
     #[test]
     fn a_place_is_named_with_its_file_system() {

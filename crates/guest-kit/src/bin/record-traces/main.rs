@@ -18,6 +18,7 @@ mod workload;
 
 use guest_kit::{Guest, GuestSpec, program};
 use guest_tools::options::Options;
+use serde_json::Value;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -92,8 +93,9 @@ fn record_all(request: &Request) -> Outcome<()> {
     let amberlog = program::workspace_binary("amberlog").map_err(sentence)?;
     eprintln!("preparing what guests boot from");
     guest_kit::assets::Assets::get().map_err(sentence)?;
-    let Some(recordings) = request.recordings else { return record_once(&amberlog, request, &request.out) };
-    (0..recordings).try_for_each(|number| record_once(&amberlog, request, &request.out.join(number.to_string())))
+    let Some(recordings) = request.recordings else { return record_once(&amberlog, request, &request.out, 0) };
+    (0..recordings)
+        .try_for_each(|number| record_once(&amberlog, request, &request.out.join(number.to_string()), number))
 }
 
 /// Where the trace of one guest of a recording is kept.
@@ -102,10 +104,31 @@ fn kept_in(out: &Path, workload: Workload, mode: Mode, number: Option<usize>) ->
     out.join(format!("{}-{}{number}.amber", workload.name(), mode.name()))
 }
 
-/// Every workload in every mode, once.
-fn record_once(amberlog: &Path, request: &Request, out: &Path) -> Outcome<()> {
+/// What a directory's traces are of.
+const MANIFEST: &str = "recorded.txt";
+
+/// Every workload in every mode, once. A directory whose traces were recorded otherwise is left alone.
+fn record_once(amberlog: &Path, request: &Request, out: &Path, recording: u64) -> Outcome<()> {
     std::fs::create_dir_all(out).map_err(|e| format!("cannot make {}: {e}", out.display()))?;
     let count = request.guests.unwrap_or(1);
+    if request.recordings.is_some() {
+        let platform = guest_kit::Platform::native().map_err(sentence)?;
+        let now =
+            format!("{} % of the sizes, {count} guests at once, {}\n", request.sizes.percent, platform.describe());
+        let path = out.join(MANIFEST);
+        match std::fs::read_to_string(&path) {
+            Ok(before) if before != now => {
+                return Err(format!(
+                    "{} has traces of {}, and these would be of {}: give another --out, or remove it",
+                    out.display(),
+                    before.trim(),
+                    now.trim()
+                ));
+            }
+            Ok(_) => {}
+            Err(_) => std::fs::write(&path, now).map_err(|e| format!("cannot write {}: {e}", path.display()))?,
+        }
+    }
     for &workload in &request.workloads {
         let number = |guest: usize| request.guests.map(|_| guest);
         let kept = |mode: Mode| {
@@ -130,7 +153,7 @@ fn record_once(amberlog: &Path, request: &Request, out: &Path) -> Outcome<()> {
                 guest_kit::image::copy_image(&fresh, &path("disk", number)).map_err(sentence)?;
             }
             let disks: Vec<(PathBuf, PathBuf)> = (0..count).map(|n| (path("disk", n), path("trace", n))).collect();
-            record(amberlog, workload, mode, request, &disks, directory.path())?;
+            record(amberlog, workload, mode, request, &disks, directory.path(), recording)?;
             for ((_, trace), kept) in disks.iter().zip(kept(mode)) {
                 pack(amberlog, trace, &kept)?;
                 let bytes = std::fs::metadata(&kept).map_or(0, |metadata| metadata.len());
@@ -150,31 +173,45 @@ fn record(
     request: &Request,
     disks: &[(PathBuf, PathBuf)],
     directory: &Path,
+    recording: u64,
 ) -> Outcome<()> {
     let wait = if request.guests.is_some() { "exec 5</dev/ttyS1\nmark ready\nread -r go <&5" } else { "" };
-    let script = format!(
-        "set -e
+    let script = |guest: u64| {
+        format!(
+            "set -e
          {wait}
          mount -t ext3 -o data={data}{more} /dev/vda /mnt
          dmesg | grep -q 'with {kernels_word} data mode' || fail 'the kernel did not mount with data={data}'
          {load}
          sync
          umount /mnt",
-        data = mode.data(),
-        more = workload.more_mount_options(),
-        kernels_word = mode.kernels_word(),
-        load = workload.script(&request.sizes),
-    );
-    let spec = |image: &Path, trace: &Path, model: &str| {
+            data = mode.data(),
+            more = workload.more_mount_options(),
+            kernels_word = mode.kernels_word(),
+            // Guests at once, and recordings, do not all draw the same places and files.
+            load = workload.script(&request.sizes, 1 + recording * 1009 + guest),
+        )
+    };
+    let report = |guest: u64| directory.join(format!("report-{guest}.json"));
+    let spec = |guest: u64, image: &Path, trace: &Path, model: &str| {
         let mut disk: OsString = image.into();
         disk.push(format!(",placement={}{model}", mode.placement()));
-        let words: [OsString; 6] =
-            [amberlog.into(), "run".into(), "--disk".into(), disk, "--trace".into(), trace.into()];
-        GuestSpec::new(format!("{} {}", workload.name(), mode.name()), script.clone()).wrapper(words)
+        let words: [OsString; 8] = [
+            amberlog.into(),
+            "run".into(),
+            "--disk".into(),
+            disk,
+            "--trace".into(),
+            trace.into(),
+            "--report".into(),
+            report(guest).into(),
+        ];
+        GuestSpec::new(format!("{} {}", workload.name(), mode.name()), script(guest)).wrapper(words)
     };
     if request.guests.is_none() {
         let (image, trace) = &disks[0];
-        return Guest::run(spec(image, trace, ""), LIMIT).map(drop).map_err(sentence);
+        Guest::run(spec(0, image, trace, ""), LIMIT).map_err(sentence)?;
+        return be_in_force(&report(0), mode);
     }
     let socket = directory.join("drive");
     let drive = disk_model::Server::start(disk_model::ServerOptions {
@@ -187,7 +224,7 @@ fn record(
     let model = format!(",model={}", socket.display());
     // Each trace's time begins with its own amberlog: they are started together.
     let started: Result<Vec<Guest>, _> =
-        disks.iter().map(|(image, trace)| Guest::launch(spec(image, trace, &model))).collect();
+        (0..).zip(disks).map(|(guest, (image, trace))| Guest::launch(spec(guest, image, trace, &model))).collect();
     let mut guests = started.map_err(sentence)?;
     for guest in &mut guests {
         guest.wait_mark("ready", LIMIT).map_err(sentence)?;
@@ -201,7 +238,19 @@ fn record(
         guest.wait_end(LIMIT).map_err(sentence)?;
     }
     drop(drive);
-    Ok(())
+    (0..).zip(disks).try_for_each(|(guest, _)| be_in_force(&report(guest), mode))
+}
+
+/// An error where amberlog says of the disk that it was not served as its mode's name says.
+fn be_in_force(report: &Path, mode: Mode) -> Outcome<()> {
+    let text = std::fs::read_to_string(report).map_err(|e| format!("cannot read {}: {e}", report.display()))?;
+    let value: Value = serde_json::from_str(&text).map_err(sentence)?;
+    let disk = &value["disks"][0];
+    if disk["journal"]["kind"] != "internal" {
+        return Err(format!("amberlog found no journal on the disk of a guest in mode {}", mode.name()));
+    }
+    let said = [&disk["fault"], &disk["placement_reason"]].into_iter().find_map(Value::as_str);
+    said.map_or(Ok(()), |reason| Err(format!("amberlog says of the disk of a guest in mode {}: {reason}", mode.name())))
 }
 
 /// The trace in large frames, packed as well as zstd can.

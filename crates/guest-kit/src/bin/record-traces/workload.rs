@@ -76,7 +76,7 @@ pub enum Workload {
 /// What `--percent` makes of the paper's sizes.
 #[derive(Clone, Copy, Debug)]
 pub struct Sizes {
-    percent: u64,
+    pub percent: u64,
 }
 
 impl Sizes {
@@ -138,24 +138,24 @@ impl Workload {
     }
 
     /// What the guest runs in /mnt.
-    pub fn script(self, sizes: &Sizes) -> String {
+    pub fn script(self, sizes: &Sizes, seed: u64) -> String {
         match self {
             Self::SeqWrite => format!("guest-tools append --file /mnt/file --mib {}", sizes.scaled(600)),
             Self::RndWrite => format!(
-                "guest-tools randwrite --existing --file /mnt/file --file-mib {} --mib {}",
+                "guest-tools randwrite --existing --file /mnt/file --file-mib {} --mib {} --seed {seed}",
                 sizes.scaled(512),
                 sizes.scaled(128)
             ),
             Self::Postmark => format!(
-                "printf 'set location /mnt\\nset subdirectories 200\\nset number {}\\nset transactions {}\\nrun\\n' | postmark",
+                "printf 'set location /mnt\\nset seed {seed}\\nset subdirectories 200\\nset number {}\\nset transactions {}\\nrun\\n' | postmark",
                 sizes.scaled(10_000),
                 sizes.scaled(25_000)
             ),
-            Self::Untar => format!("guest-tools untar --directory /mnt/tree --files {}", sizes.scaled(17_090)),
+            Self::Untar => format!("guest-tools untar --directory /mnt/tree --seed {seed} --files {}", sizes.scaled(17_090)),
             Self::KernelCompile => format!(
                 "echo 600 >/proc/sys/vm/dirty_expire_centisecs
                  echo 100 >/proc/sys/vm/dirty_writeback_centisecs
-                 guest-tools compile --sources /mnt/sources --objects /mnt/objects --units {} --mib {} --pause-ms 100",
+                 guest-tools compile --sources /mnt/sources --objects /mnt/objects --units {} --mib {} --pause-ms 100 --seed {seed}",
                 sizes.scaled(900),
                 sizes.scaled(25)
             ),
