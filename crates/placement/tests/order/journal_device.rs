@@ -208,6 +208,59 @@ fn edit_file_system(file: &std::fs::File, edit: impl FnOnce(&mut [u8])) {
     file.write_all_at(&superblock, PARTITION + 1024).expect("written");
 }
 
+/// Its guest writes a block of the file system at home.
+fn write_at_home(rig: &mut Rig, at_home: &mut DiskRoute, block: u64, content: &[u8]) {
+    let home = std::fs::OpenOptions::new().write(true).open(rig.directory.path().join("home")).expect("an image");
+    let page = rig.page(content);
+    rig.next_request += 1;
+    let (id, offset, len) = (RequestId(rig.next_request), block * BLOCK, content.len() as u64);
+    let mut plan = Plan::default();
+    at_home.route(&Request { id, kind: RequestKind::Write, offset, len, segments: &[page] }, &mut plan);
+    at_home.end_of_pass(&mut plan);
+    for operation in operations(plan) {
+        home.write_all_at(content, offset).expect("written");
+        if let Some(ticket) = operation.ticket {
+            at_home.disk_done(ticket, Ok(()), &mut Plan::default());
+        }
+    }
+}
+
+/// Storage refuses what a close of the journal writes in its place, so the log stays as it was; and the guest unmounts its file system all the
+/// same, of which all is home by then.
+#[test]
+fn a_journal_whose_close_has_failed_is_no_other_ones() {
+    const WRITTEN_AT: std::ops::Range<usize> = 1024 + 0x30..1024 + 0x34;
+    const MOUNT_COUNT: usize = 0x34;
+    for is_checkpointed in [true, false] {
+        let left = Left::after(
+            |_| (),
+            |rig, at_home| {
+                let home = std::fs::read(rig.directory.path().join("home")).expect("the file system");
+                let mut superblock = home[..BLOCK as usize].to_vec();
+                // The list of orphans.
+                superblock[1024 + 0xe8] = 12;
+                rig.commit(&[(0, superblock.clone()), (3000, content(1)), (3001, content(2))]);
+                if is_checkpointed {
+                    write_at_home(rig, at_home, 0, &superblock);
+                }
+                write_at_home(rig, at_home, 3000, &content(1));
+                write_at_home(rig, at_home, 3001, &content(2));
+                superblock[1024 + 0x60] &= !NEEDS_RECOVERY;
+                let now = u32::from_le_bytes(superblock[WRITTEN_AT].try_into().expect("four bytes")) + 5;
+                superblock[WRITTEN_AT].copy_from_slice(&now.to_le_bytes());
+                write_at_home(rig, at_home, 0, &superblock);
+            },
+        );
+        let kept = std::fs::read(&left.images[0]).expect("the file system");
+        // A copy from before it was mounted is no such one.
+        edit_at(&left.images[0], 0, |superblock| superblock[MOUNT_COUNT] ^= 1);
+        left.finish().expect_err("a copy");
+        std::fs::write(&left.images[0], &kept).expect("written");
+        left.finish().unwrap_or_else(|error| panic!("checkpointed: {is_checkpointed}: {error}"));
+        assert!(std::fs::read(&left.images[0]).expect("the file system") == kept, "all of it was there");
+    }
+}
+
 /// A VM has died whose journal, on a disk of its own, was on a server, with blocks 3000 and 3001 of its file system.
 struct Shipped {
     _directory: PathBuf,
