@@ -17,6 +17,9 @@ pub(crate) mod field {
     pub const LOG_CLUSTER_SIZE: usize = 0x1c;
     pub const BLOCKS_PER_GROUP: usize = 0x20;
     pub const INODES_PER_GROUP: usize = 0x28;
+    pub const MOUNTED_AT: usize = 0x2c;
+    pub const WRITTEN_AT: usize = 0x30;
+    pub const MOUNT_COUNT: usize = 0x34;
     pub const MAGIC: usize = 0x38;
     pub const STATE: usize = 0x3a;
     pub const REVISION: usize = 0x4c;
@@ -36,6 +39,8 @@ pub(crate) mod field {
     pub const ERROR_END: usize = 0x200;
     pub const BACKUP_GROUPS: usize = 0x24c;
     pub const CHECKSUM_SEED: usize = 0x270;
+    pub const WRITTEN_AT_HIGH: usize = 0x274;
+    pub const MOUNTED_AT_HIGH: usize = 0x275;
     pub const CHECKSUM: usize = 0x3fc;
 }
 
@@ -138,6 +143,12 @@ pub struct Superblock {
     pub descriptor_size: u16,
     /// First group descriptor block that is not where it was without meta groups.
     pub first_meta_group: u32,
+    /// `s_mtime`: when it was last mounted, in seconds of its guest's; 40 bits.
+    pub mounted_at: u64,
+    /// `s_wtime`: when this superblock was written last, the same.
+    pub written_at: u64,
+    /// `s_mnt_count`: mounts since it was checked.
+    pub mount_count: u16,
     /// `s_state`; see [`state`].
     pub state: u16,
     /// `s_feature_compat`; see [`compat`].
@@ -191,6 +202,7 @@ impl Superblock {
         let checksum_seed =
             if incompat & incompat::CHECKSUM_SEED != 0 { le32(raw, field::CHECKSUM_SEED) } else { crc32c(!0, &id) };
         let high = if wide { u64::from(le32(raw, field::BLOCKS_COUNT_HIGH)) << 32 } else { 0 };
+        let seconds = |low: usize, high: usize| u64::from(le32(raw, low)) | u64::from(raw[high]) << 32;
         let superblock = Superblock {
             inodes_count: le32(raw, field::INODES_COUNT),
             blocks_count: high | u64::from(le32(raw, field::BLOCKS_COUNT_LOW)),
@@ -203,6 +215,9 @@ impl Superblock {
             inode_size: if is_old { 128 } else { le16(raw, field::INODE_SIZE) },
             descriptor_size: if wide { le16(raw, field::DESCRIPTOR_SIZE) } else { 32 },
             first_meta_group: le32(raw, field::FIRST_META_GROUP),
+            mounted_at: seconds(field::MOUNTED_AT, field::MOUNTED_AT_HIGH),
+            written_at: seconds(field::WRITTEN_AT, field::WRITTEN_AT_HIGH),
+            mount_count: le16(raw, field::MOUNT_COUNT),
             state: le16(raw, field::STATE),
             compat: le32(raw, field::COMPAT),
             incompat,

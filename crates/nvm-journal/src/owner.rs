@@ -4,7 +4,7 @@
 //! nothing, later when something of it changes. So a region is always wholly one owner's or nobody's.
 
 use crate::error::Error;
-use crate::layout::{MAGIC, MAGIC_UNFINISHED, doubled, field, undoubled};
+use crate::layout::{Geometry, MAGIC, MAGIC_UNFINISHED, doubled, field, undoubled};
 use crate::medium::{Medium, word_of};
 
 /// Bytes of an attachment.
@@ -147,6 +147,10 @@ pub(crate) fn write<M: Medium>(medium: &mut M, owner: &Owner) -> Result<OwnerWor
 
 /// Makes a region nobody's. What it holds counts no more; where that looks like a region of another cut of the device, it is none from here
 /// on, so that nobody is refused for what a guest had in its blocks.
+///
+/// That goes for one that is whole and has an owner, too: a guest can write such a one, to the last checksum, and nothing here tells it from a
+/// true one. There is none in a region that was claimed since regions of other cuts are looked for first; an earlier amberlog may have claimed
+/// this one around it. So what is put out is said.
 pub(crate) fn clear<M: Medium>(medium: &mut M) -> Result<(), Error> {
     let failed = || Error::failed("giving the NVM region back");
     let before = OwnerWord::decode(medium.word(field::OWNER))?;
@@ -158,9 +162,35 @@ pub(crate) fn clear<M: Medium>(medium: &mut M) -> Result<(), Error> {
     if seeming.is_empty() {
         return Ok(());
     }
+    let owned: Vec<(u64, Owner)> = seeming.iter().filter_map(|at| owned_at(medium.bytes(), *at)).collect();
     for at in seeming {
         medium.store_word(at + field::MAGIC, MAGIC_UNFINISHED);
         medium.write_back(at + field::MAGIC, 8);
     }
-    medium.fence().map_err(failed())
+    medium.fence().map_err(failed())?;
+    if let Some((first, owner)) = owned.first() {
+        log::warn!(
+            "the NVM region that is given back had in it, at byte {first} of its device or file, what looks like a region of another cut with \
+             committed blocks of the file system {} (of such there were {}): that is none any more; a guest can have written it, and nothing is \
+             amiss then, but where an earlier amberlog let two VMs have overlapping regions, run e2fsck -f on that file system",
+            uuid_text(&owner.file_system),
+            owned.len()
+        );
+    }
+    Ok(())
+}
+
+/// What looks like a region with an owner at byte `at` of another one, just as one would be that was made there. Gives where that is in the
+/// device.
+fn owned_at(region: &[u8], at: u64) -> Option<(u64, Owner)> {
+    let begin = Geometry::read(region).ok()??.region_offset.checked_add(at)?;
+    let there = region.get(at as usize..)?;
+    let geometry = Geometry::read(there).ok()??;
+    let (_, owner) = read(there).ok()?;
+    owner.filter(|_| geometry.region_offset == begin).map(|owner| (begin, owner))
+}
+
+fn uuid_text(uuid: &[u8; 16]) -> String {
+    let hex: String = uuid.iter().map(|byte| format!("{byte:02x}")).collect();
+    [0..8, 8..12, 12..16, 16..20, 20..32].map(|part| &hex[part]).join("-")
 }

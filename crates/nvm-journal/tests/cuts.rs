@@ -4,9 +4,27 @@
 use nvm_journal::medium::{MappedMedium, Medium, MediumFile, OpenOptions, RegionChoice};
 use nvm_journal::{ATTACHMENT_BYTES, Error, Found, Journal, JournalOptions, Owner};
 use std::path::Path;
+use std::sync::Mutex;
 
 const FILE_BYTES: u64 = 16 << 20;
 const BLOCK_BYTES: usize = 4096;
+
+/// Warnings, as they were logged.
+static LINES: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+struct Lines;
+
+impl log::Log for Lines {
+    fn enabled(&self, _: &log::Metadata<'_>) -> bool {
+        true
+    }
+
+    fn log(&self, record: &log::Record<'_>) {
+        LINES.lock().expect("no panic under this lock").push(record.args().to_string());
+    }
+
+    fn flush(&self) {}
+}
 
 fn owner() -> Owner {
     Owner {
@@ -146,5 +164,39 @@ fn what_a_guest_commits_is_no_region() {
     drop(medium);
     for cut in ["1/2", "0/2"] {
         claim(&path, cut).unwrap_or_else(|error| panic!("{cut}: {error}"));
+    }
+}
+
+/// An earlier amberlog let a region be claimed around one that owed something. A guest can have written the same: it is put out, and that is
+/// said.
+#[test]
+fn what_looks_like_a_region_that_owes_something_is_not_put_out_without_a_word() {
+    log::set_logger(&Lines).expect("the only one");
+    log::set_max_level(log::LevelFilter::Warn);
+    let said = |place: &str| {
+        let lines = LINES.lock().expect("no panic under this lock");
+        lines.iter().filter(|line| line.contains(place)).cloned().collect::<Vec<_>>()
+    };
+    // No other test here has these places.
+    for (cut, begin, is_owed) in [("5/8", 10 << 20, true), ("3/8", 6 << 20, false)] {
+        let directory = tempfile::tempdir_in("/dev/shm").expect("tmpfs");
+        let path = directory.path().join("region");
+        commit_and_die(&path, cut, &[3; BLOCK_BYTES]);
+        if !is_owed {
+            give_back(&path, cut);
+        }
+        let within = std::fs::read(&path).expect("the file");
+        std::fs::remove_file(&path).expect("removed");
+        commit_and_die(&path, "0/1", &[4; BLOCK_BYTES]);
+        let mut bytes = std::fs::read(&path).expect("the file");
+        let part = begin..begin + (2 << 20);
+        bytes[part.clone()].copy_from_slice(&within[part]);
+        std::fs::write(&path, &bytes).expect("written");
+        give_back(&path, "0/1");
+        let said = said(&format!("at byte {begin} of its device or file"));
+        assert_eq!(said.len(), usize::from(is_owed), "{said:?}");
+        let is_named = |line: &String| line.contains("file system 01010101-0101-0101-0101-010101010101");
+        assert!(said.iter().all(is_named), "{said:?}");
+        claim(&path, cut).expect("it is in nobody's way").give_back().expect("given back");
     }
 }

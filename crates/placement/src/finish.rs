@@ -256,13 +256,16 @@ pub(crate) fn is_home_already(
     journal: &LoggedFile,
     is_aged: bool,
 ) -> Result<bool, Error> {
-    let part = ImagePart::new(home, place.home_start, place.home_blocks * u64::from(place.block_bytes));
-    let mut stored = StoredLog { place, journal };
-    if is_aged && !prepared(&mut stored, place)?.is_home(&mut stored, &part)? {
+    if is_aged && !is_home(&mut StoredLog { place, journal }, place, home)? {
         return Ok(false);
     }
-    let mut log = LogReader { held, place, journal };
-    prepared(&mut log, place)?.is_home(&mut log, &part)
+    is_home(&mut LogReader { held, place, journal }, place, home)
+}
+
+/// Whether all that a replay of `log` would write home is there already.
+pub(crate) fn is_home<L: LogRead + Send>(log: &mut L, place: &FoundLogPlace, home: &LoggedFile) -> Result<bool, Error> {
+    let part = ImagePart::new(home, place.home_start, place.home_blocks * u64::from(place.block_bytes));
+    prepared(log, place)?.is_home(log, &part)
 }
 
 /// The journal superblock on storage as a recovery of a held log leaves it ([`finish`]).

@@ -744,7 +744,7 @@ fn check_home(
     }
     let books = Superblock::decode(&block).map_err(|error| FinishError::Refused(error.to_string()))?;
     let is_done = || is_home_already(&held, &log.place, home, journal, is_aged);
-    match why_not_its_home(&log.place, &books, home, is_done)? {
+    match why_not_its_home("what is held", &log.place, &books, home, is_done)? {
         None => Ok(()),
         Some(why) => Err(not_written(directory, log, &log.home_image, &why)),
     }

@@ -1,5 +1,5 @@
-//! Whether a file system is the one that a held log was written for, where the log is on a disk of its own: the mark says which state of the
-//! journal's disk what is held belongs to, and nothing of the other disk.
+//! Whether a file system is the one that a log was written for which is elsewhere than in its own place, held or on a server, where that
+//! place is on a disk of its own: the mark says which state of the journal's disk the log belongs to, and nothing of the other disk.
 //!
 //! That one may have been restored, checked, or made anew while nothing ran. Its superblock tells: the UUID, the journal that it names, and that
 //! its journal has to be replayed, which a kernel writes before its journal is opened ([`crate::foreign`]) and takes away after it is closed.
@@ -15,12 +15,14 @@ use recovery::{Error, uuid_text};
 use std::io;
 use write_log::LoggedFile;
 
-/// What speaks against it that `home` is where a log belongs that is on another disk; nothing where nothing does. `books` is the journal's
-/// superblock as its guest has written it last; `is_done` finds out whether all that a recovery would write home is there already.
+/// What speaks against it that `home` is where a log belongs that is on another disk; nothing where nothing does. `what` is what there is of
+/// the log, in words; `books` is the journal's superblock as its guest has written it last; `is_done` finds out whether all that a recovery
+/// would write home is there already.
 ///
 /// # Errors
 /// When the file system cannot be read, and those of `is_done`.
 pub(crate) fn why_not_its_home(
+    what: &str,
     place: &FoundLogPlace,
     books: &Superblock,
     home: &LoggedFile,
@@ -45,14 +47,14 @@ pub(crate) fn why_not_its_home(
     let is_user = books.nr_users > 0 && found.uuid == books.first_user;
     if found.uuid != place.file_system_uuid && !is_user {
         return Ok(Some(format!(
-            "the file system at byte {at} of it is {}, and what is held is the journal of {}",
+            "the file system at byte {at} of it is {}, and {what} is the journal of {}",
             uuid_text(&found.uuid),
             uuid_text(&place.file_system_uuid)
         )));
     }
     if found.journal_uuid != books.uuid {
         return Ok(Some(format!(
-            "the file system at byte {at} of it has the journal {}, and what is held is the journal {}",
+            "the file system at byte {at} of it has the journal {}, and {what} is the journal {}",
             uuid_text(&found.journal_uuid),
             uuid_text(&books.uuid)
         )));
@@ -61,7 +63,7 @@ pub(crate) fn why_not_its_home(
         return Ok(None);
     }
     Ok(Some(format!(
-        "the file system at byte {at} of it does not say that its journal has to be replayed, as it did when its VM died, and not all that is \
-         held is there: it is an older copy, or was used since"
+        "the file system at byte {at} of it does not say that its journal has to be replayed, as it did when its VM died, and not all of \
+         {what} is there: it is an older copy, or was used since"
     )))
 }

@@ -4,6 +4,9 @@
 //! Were the log's copy written with the other blocks, a crash before the second write would leave a superblock without the
 //! record of errors that was at home before (it is not in the log), or, from a log that lies, one that asks for no
 //! recovery although the rest of the log is not home yet.
+//!
+//! A kernel whose journal could not be closed, because storage refused that, may unmount its file system all the same. Then the superblock at
+//! home is later than the log's copy, and stays.
 
 use crate::error::Error;
 use crate::home::HomeWriter;
@@ -48,6 +51,18 @@ impl SuperblockHome {
         RestOfHome { home, offset: self.offset, len: self.block.len() as u64, kept: None }
     }
 
+    /// Whether this was written after `copy`, under the same mount, and does not ask for a replay: by the kernel that unmounted it. A copy of the
+    /// file system from before that mount says another time of its mount, or another count of them.
+    fn is_unmounted_after(&self, copy: &[u8]) -> bool {
+        let parsed = |block: &[u8]| Superblock::parse(self.raw(&mut block.to_vec()));
+        let (Ok(found), Ok(copy)) = (parsed(&self.block), parsed(copy)) else { return false };
+        let mount = |superblock: &Superblock| (superblock.uuid, superblock.mounted_at, superblock.mount_count);
+        mount(&found) == mount(&copy)
+            && found.written_at >= copy.written_at
+            && !found.needs_recovery()
+            && found.check().is_ok()
+    }
+
     /// Writes the superblock, marked as recovered: the log's copy if there is one (`replayed`), else what was at home. The
     /// inner error is a sentence: the log's copy is no superblock of this file system, and went home as it is.
     pub(crate) fn finish<H: HomeWriter>(
@@ -56,6 +71,7 @@ impl SuperblockHome {
         replayed: Option<Vec<u8>>,
         findings: Findings,
     ) -> Result<Result<(), String>, Error> {
+        let replayed = replayed.filter(|copy| !self.is_unmounted_after(copy));
         let is_replayed = replayed.is_some();
         let mut before = self.block.clone();
         let mut block = replayed.unwrap_or_else(|| self.block.clone());
@@ -74,6 +90,7 @@ impl SuperblockHome {
             let is_edited = edit(self.raw(&mut before), self.raw(&mut block), findings).is_ok();
             (block, is_edited)
         };
+        let replayed = replayed.filter(|copy| !self.is_unmounted_after(copy));
         let (as_left, is_edited) = edited(replayed.as_deref().unwrap_or(&self.block));
         // A copy that is no superblock of this file system goes home as it is.
         let as_found = if is_edited { edited(&self.block).0 } else { self.block.clone() };

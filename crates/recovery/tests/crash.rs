@@ -363,16 +363,36 @@ fn what_is_home_already_is_told() {
     for block in [0, SUPERBLOCK / BLOCK, 2, home] {
         assert!(!again.is_home(&mut log, &restored(block)).expect("memory"), "block {block} is as it was");
     }
-    // Nothing but the superblock is another one: another count in it, or it asks for a recovery.
-    let [mut counts, mut asks] = [(); 2].map(|()| disk.seen.block(SUPERBLOCK / BLOCK).to_vec());
-    counts[0x0c] ^= 1;
-    extfs::SuperblockEdit::new(&mut counts).expect("a superblock").seal();
-    extfs::SuperblockEdit::new(&mut asks).expect("a superblock").set_needs_recovery().seal();
-    for other in [counts, asks] {
+    // Nothing but the superblock is another one: of another mount, or written earlier; or it asks for a recovery.
+    let seen = disk.seen.block(SUPERBLOCK / BLOCK).to_vec();
+    let edited = |edit: &dyn Fn(&mut Vec<u8>)| {
+        let mut block = seen.clone();
+        edit(&mut block);
+        extfs::SuperblockEdit::new(&mut block).expect("a superblock").seal();
         let mut blocks = disk.seen.clone();
-        blocks.changed.insert(SUPERBLOCK / BLOCK, other);
-        assert!(!again.is_home(&mut log, &blocks).expect("memory"));
+        blocks.changed.insert(SUPERBLOCK / BLOCK, block);
+        blocks
+    };
+    let asks = edited(&|block| {
+        extfs::SuperblockEdit::new(block).expect("a superblock").set_needs_recovery();
+    });
+    let [mounted, mounts] = [0x2c, 0x34].map(|at| edited(&|block| block[at] ^= 1));
+    let earlier = edited(&|block| {
+        let written = u32::from_le_bytes(block[0x30..0x34].try_into().expect("four bytes")) - 1;
+        block[0x30..0x34].copy_from_slice(&written.to_le_bytes());
+    });
+    for (index, other) in [asks, mounted, mounts, earlier].into_iter().enumerate() {
+        assert!(!again.is_home(&mut log, &other).expect("memory"), "{index}");
     }
+    // Its journal could not be closed, and its kernel has unmounted it all the same: it has its counts in the superblock, and they stay.
+    let unmounted = edited(&|block| {
+        block[0x0c] ^= 1;
+        block[0x274] += 1;
+    });
+    assert!(again.is_home(&mut log, &unmounted).expect("memory"));
+    let mut disk = CrashingDisk::new(unmounted.clone(), usize::MAX);
+    again.run(&mut log, &mut disk, JournalPlace::Home { offset: crash.superblock_offset() }).expect("recovered");
+    assert_eq!(disk.durable.block(SUPERBLOCK / BLOCK), unmounted.block(SUPERBLOCK / BLOCK));
 }
 
 #[test]

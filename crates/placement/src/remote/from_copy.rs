@@ -2,18 +2,20 @@
 //!
 //! It is what the next worker does, and then the end of a VM: completed in its own place, and replayed from there. Whoever asks for it has
 //! the images locked. What must never happen: that anything is written where storage is not as that process left it, since somebody else
-//! has the log then; or that a copy that lacks something is taken for all of it.
+//! has the log then; that a copy that lacks something is taken for all of it; or that anything goes to another file system than the log's.
 //!
 //! Failure story: killed at any moment, it can be done again; what storage says then is what the copy says that it may be.
 
 use super::mirror::{MirrorFile, Phase};
+use super::recover::check_home;
 use super::ship::fall_back;
 use super::state::Mode;
 use super::{BackOff, RemoteLog, RemoteOptions, Shared, Taken};
 use crate::disk::Disk;
 use crate::finish::LEFT_TO_THE_GUEST;
-use crate::finish::{finish_stored, leave_stored};
+use crate::finish::{dry_run, finish_stored, leave_stored};
 use crate::scan::{FoundLogPlace, why_not_replayed};
+use jbd2::{Content, LogRead};
 use recovery::{Error, Report, Status};
 use remote_journal::{ClientOptions, ClientSecurity};
 use std::io;
@@ -54,6 +56,13 @@ pub(crate) fn finish_from_copy(
     let left = RemoteLog::shared_of_left(&options, place.clone(), disks, medium, BackOff::default(), mirror);
     let shared = left.map_err(refused)?;
     shared.settle_found().map_err(failed)?;
+    // What nobody here can replay goes to its own place, and to no home.
+    let is_distrusted = shared.is_distrusted.load(std::sync::atomic::Ordering::Acquire);
+    if !is_distrusted && !dry_run(&mut OfCopy(&shared), place).is_err_and(|error| error.is_refusal()) {
+        let superblock = shared.lock().mirror.superblock();
+        let superblock = superblock.ok_or_else(|| failed(io::Error::other("the copy has no superblock")))?;
+        check_home(place, [&*home, &*journal], ("what the copy has", &superblock), &mut OfCopy(&shared))?;
+    }
     let (generation, is_to_be_completed) = {
         let mut state = shared.lock();
         state.may_not_begin = false;
@@ -69,7 +78,7 @@ pub(crate) fn finish_from_copy(
         return Err(failed(io::Error::other("the log's own place lacks something still")));
     }
     shared.check(&shared.on_storage()).map_err(failed)?;
-    let report = if shared.is_distrusted.load(std::sync::atomic::Ordering::Acquire) {
+    let report = if is_distrusted {
         Report::of(Status::Materialised).with_note(LEFT_TO_THE_GUEST)
     } else if let Some(why) = why_not_replayed(place, &home.file, &journal.file).map_err(failed)? {
         Report::of(Status::Materialised).with_note(LEFT_TO_THE_GUEST).with_note(why)
@@ -82,6 +91,21 @@ pub(crate) fn finish_from_copy(
     };
     shared.lock().close();
     Ok(report)
+}
+
+/// The log as the copy has it. What it does not have is behind the tail or was never written.
+struct OfCopy<'s>(&'s Shared);
+
+impl LogRead for OfCopy<'_> {
+    type Error = io::Error;
+
+    fn read(&mut self, position: u32, buffer: &mut [u8]) -> io::Result<Content> {
+        match self.0.lock().mirror.get(position)? {
+            Some(content) if content.len() == buffer.len() => buffer.copy_from_slice(&content),
+            _ => buffer.fill(0),
+        }
+        Ok(Content::Present)
+    }
 }
 
 /// Nothing is asked of a server.

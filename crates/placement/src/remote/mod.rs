@@ -39,6 +39,7 @@
 //! Failure story: whatever dies, the superblock on storage says where the log is. When both places fail, the guest's
 //! journal writes fail, and its kernel stops.
 
+mod at_storage;
 mod from_copy;
 mod lineage;
 pub(crate) mod mark;
@@ -528,6 +529,12 @@ impl RemoteLog {
             let Ok(Some(content)) = state.mirror.get(position) else { return };
             with(position, content);
         }
+    }
+
+    /// Has the mark on storage written anew so often.
+    #[cfg(test)]
+    fn set_mark_age(&self, age: Duration) {
+        self.shared.lock().mark_age = age;
     }
 
     /// Has what is written in one pass go in several batches.

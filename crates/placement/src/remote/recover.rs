@@ -6,6 +6,7 @@
 //! * The mark goes with the superblock, after everything else is on storage. Cut off anywhere, it can be done again.
 //! * An image that is older than the log, a copy that was made before the mark was last written, is refused, and nobody is
 //!   fenced off for it.
+//! * Nothing is brought home to another file system than the log's, also where the mark is on the journal's disk alone ([`crate::its_home`]).
 //! * What is compared with storage is compared with what that says after the writer was fenced off: until then both go on.
 //! * What this host has in its page cache of the disk is no older than the claim on it, once anything else is written.
 //! * Another host that is cut off from the server may be falling back just now: it finds our claim on storage, or we find
@@ -18,7 +19,8 @@ use super::lineage::{Lineage, Nonce};
 use super::{JournalStorage, MarkFound, RemoteMark, RemoteOptions, shared_storage};
 use crate::disk::{Disk, DiskSettings, PlacementKind};
 use crate::finish;
-use crate::finish::LEFT_TO_THE_GUEST;
+use crate::finish::{LEFT_TO_THE_GUEST, StoredLog};
+use crate::its_home::why_not_its_home;
 use crate::mark;
 use crate::scan::offset_of;
 use crate::scan::{self, FoundLogPlace};
@@ -196,7 +198,8 @@ fn recover_log(
     dry_run: bool,
     (only_marked, taking): (bool, Taking),
 ) -> Result<Option<RemoteRecovered>, Error> {
-    let (home, journal) = (&disks[place.home_disk].file, &disks[place.journal_disk].file);
+    let of_log = [&*disks[place.home_disk], &*disks[place.journal_disk]];
+    let [home, journal] = of_log.map(|disk| &disk.file);
     let storage = &*storages[place.journal_disk];
     let name = options.name_of(place.home_start);
     let offset = offset_of(&place.runs, place.block_bytes, 0)
@@ -205,14 +208,24 @@ fn recover_log(
     superblock.read()?;
     // A run that was killed had found out, and nobody here replays it, wherever it is.
     let is_distrusted = Stored::read(&superblock.raw).is_distrusted;
-    let judge = |log: &FetchedLog| {
-        if is_distrusted { Ok(left_to_guest()) } else { finish::dry_run(&mut Fetched(log), place) }
+    // What goes to no home is compared with none.
+    let judge = |status: &JournalStatus, log: &FetchedLog| -> Result<Report, Error> {
+        if is_distrusted {
+            return Ok(left_to_guest());
+        }
+        let report = finish::dry_run(&mut Fetched(log), place)?;
+        let owned = FoundLogPlace { file_system_uuid: status.owner, ..place.clone() };
+        check_home(&owned, of_log, ("what the server has", &log.blocks[&0]), &mut Fetched(log))?;
+        Ok(report)
     };
     let Some(mark) = mark_of(&superblock.raw, &name, only_marked)? else {
         if only_marked {
             return Ok(None);
         }
         let is_empty = Superblock::decode(&superblock.raw).is_ok_and(|superblock| superblock.is_empty());
+        if !is_distrusted && !is_empty {
+            check_home(place, of_log, ("its log", &superblock.raw), &mut StoredLog { place, journal })?;
+        }
         let report = if is_distrusted && !is_empty {
             left_to_guest()
         } else if dry_run {
@@ -228,7 +241,11 @@ fn recover_log(
     let mut client = BlockingClient::connect(&options.client).map_err(because)?;
     let (status, log) = fetch_beside_its_writer(&mut client, options, &name, &mark, place, &mut superblock)?;
     // Judged in memory before anything is written.
-    let report = judge(&log)?;
+    let report = match judge(&status, &log) {
+        // Its guest has ended meanwhile.
+        Err(error) if error.is_refusal() && superblock.now()? != superblock.raw => return Err(changing(&name)),
+        report => report?,
+    };
     if dry_run {
         return Ok(Some(RemoteRecovered { name, home_start: place.home_start, epoch: Some(mark.epoch), report }));
     }
@@ -238,7 +255,11 @@ fn recover_log(
     }
     let fetched = superblock.raw;
     let fenced_off = fetch_fenced_off(&mut client, &name, &mark, place, &mut superblock, (&status, log));
-    let log = match fenced_off.and_then(|log| judge(&log).map(|_| log)) {
+    if place.home_disk != place.journal_disk {
+        // Its file system is looked at once more.
+        storages[place.home_disk].forget_cached();
+    }
+    let log = match fenced_off.and_then(|log| judge(&status, &log).map(|_| log)) {
         // What is wrong is wrong between two moments.
         Err(error) if error.is_refusal() && superblock.now()? != fetched => return Err(changing(&name)),
         result => result?,
@@ -281,6 +302,24 @@ fn recover_log(
         log::warn!("{name}: the server was not told that the log is over: {error}");
     }
     Ok(Some(RemoteRecovered { name, home_start: place.home_start, epoch: Some(mark.epoch), report }))
+}
+
+/// Refuses a file system that is not the one whose log that is, where its journal is on another disk: the mark is on that one. `raw` is the
+/// journal's superblock as its guest has written it last, and `what` what there is of the log, in words.
+pub(super) fn check_home<L: LogRead + Send>(
+    place: &FoundLogPlace,
+    [home, journal]: [&Disk; 2],
+    (what, raw): (&str, &[u8]),
+    log: &mut L,
+) -> Result<(), Error> {
+    let books = Superblock::decode(raw).map_err(|error| Error::Refused(format!("{error}; nothing was changed")))?;
+    let is_done = || finish::is_home(log, place, &home.file);
+    let Some(why) = why_not_its_home(what, place, &books, &home.file, is_done)? else { return Ok(()) };
+    Err(Error::Refused(format!(
+        "{}: {why}; nothing was changed, and the log is kept: if its VM's own image is to be had still, put that back as it was left, and try \
+         again; to use this one without the log, run e2fsck -fy on it with -j {}, as after a loss of power without a journal",
+        home.options.name, journal.options.name
+    )))
 }
 
 /// What is said of a log that was completed on storage, and that is all.
@@ -491,8 +530,8 @@ fn fetch(
             "what the server holds as {name} is not this file system's journal; nothing was changed"
         )));
     }
-    if status.owner != place.file_system_uuid {
-        // Epoch and nonce of its mark are proof.
+    if status.owner != place.file_system_uuid && place.home_disk == place.journal_disk {
+        // Epoch and nonce of its mark are proof. (Of a journal on another disk they prove nothing of this one: `check_home`.)
         log::warn!("{name}: the file system was given another UUID while its log was on the journal server");
     }
     Ok((status, log))

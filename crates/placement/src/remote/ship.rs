@@ -1,13 +1,17 @@
 //! The thread that ships a log: connects, sends, hears, falls back, comes back.
+//!
+//! While its server may be asked for the log by somebody else, this thread waits for no storage: another one writes marks
+//! ([`super::at_storage`]), and this one gives signs, listens, and does nothing else until that has ended.
 
 use super::Shared;
+use super::at_storage::AtStorage;
 use super::lineage::Nonce;
 use super::mark::RemoteMark;
 use super::mark_found::MarkFound;
 use super::report::RemoteCounters;
 use super::shared_storage::Taken;
-use super::state::Mode;
-use remote_journal::client::{DurableReceiver, Heard};
+use super::state::{Mode, State};
+use remote_journal::client::{BatchSender, DurableReceiver, Heard};
 use remote_journal::message::Batch;
 use remote_journal::{Client, ClientError};
 use std::collections::VecDeque;
@@ -18,9 +22,6 @@ use tokio::sync::mpsc;
 
 /// A connection that held this long did not fail at once: the back-off begins anew.
 const STEADY: Duration = Duration::from_secs(10);
-/// How old the mark on storage may be while commits go to the server: a copy of the image that was made before the last mark
-/// is told from the true one.
-const MARK_AGE: Duration = Duration::from_secs(10);
 /// A sign is given at least so often, however patient this side is: a server lets somebody else have the journal of who says nothing for three
 /// times as long as it may, and drops who says nothing for a minute.
 const PING_PAUSE: Duration = remote_journal::SIGN_WITHIN.saturating_sub(Duration::from_secs(1));
@@ -300,9 +301,7 @@ async fn ship_log(shared: &Arc<Shared>, generation: u64) -> Result<Ended, Ended>
     let epoch = unless_over(shared, generation, beginning).await?;
     // Nothing is changed by this; a server that cannot rename a log says so before all of it is sent.
     unless_over(shared, generation, client.rename(&shared.name, epoch, nonce, nonce)).await?;
-    let (mut sender, receiver) = client.into_pipeline();
-    // A connection that ends takes its ear along.
-    let (mut heard, _hearing) = listen(receiver);
+    let mut line = Line::new(shared, client)?;
     {
         let mut state = shared.lock();
         if state.generation != generation || state.mode != Mode::Storage {
@@ -310,10 +309,7 @@ async fn ship_log(shared: &Arc<Shared>, generation: u64) -> Result<Ended, Ended>
         }
         state.begin_return(epoch, nonce);
     }
-    let mut switch = Switch { epoch, until: 0, own: None, is_asked: false, is_renamed: false };
-    let mut last_sent = Instant::now();
-    let mut last_progress = Instant::now();
-    let mut last_sign = Instant::now();
+    let mut switch = Switch { epoch, until: 0, own: None, is_asked: false };
     let mut last_mark = Instant::now();
     let mut unsent = VecDeque::new();
     let mut wire_bytes = 0;
@@ -321,9 +317,9 @@ async fn ship_log(shared: &Arc<Shared>, generation: u64) -> Result<Ended, Ended>
         if let Some(ended) = interruption(shared, generation) {
             let nonce = shared.lock().nonce;
             if matches!(ended, Ended::Over) && !may_count(shared, epoch, nonce) {
-                let _ = sender.close(&shared.name, epoch, nonce).await;
+                let _ = line.sender.close(&shared.name, epoch, nonce).await;
                 let closed = tokio::time::timeout(patience.min(Duration::from_secs(1)), async {
-                    while !matches!(heard.recv().await, Some(Ok(Heard::Done)) | None | Some(Err(_))) {}
+                    while !matches!(line.heard.recv().await, Some(Ok(Heard::Done)) | None | Some(Err(_))) {}
                 });
                 let _ = closed.await;
             }
@@ -339,7 +335,7 @@ async fn ship_log(shared: &Arc<Shared>, generation: u64) -> Result<Ended, Ended>
             }
             has_more = state.has_more_to_copy();
             // For its batches, or for what it was asked for: commits wait for either.
-            state.is_waiting() || (switch.is_asked && !switch.is_renamed)
+            state.is_waiting() || (switch.is_asked && !line.is_renamed)
         };
         if !unsent.is_empty() {
             // In parts: while a large log is sent, the server's progress has to be seen.
@@ -349,7 +345,7 @@ async fn ship_log(shared: &Arc<Shared>, generation: u64) -> Result<Ended, Ended>
             let bytes: usize = blocks().map(|block| block.content.len()).sum();
             RemoteCounters::add(&shared.counters.blocks, blocks().count() as u64);
             RemoteCounters::add(&shared.counters.block_bytes, bytes as u64);
-            let mut sending = Box::pin(sender.send(part));
+            let mut sending = Box::pin(line.sender.send(part));
             // A slow link takes its time: what is durable meanwhile is told, and what ends the log ends this in the midst of a frame.
             let interrupted = loop {
                 if let Some(ended) = interruption(shared, generation) {
@@ -361,7 +357,7 @@ async fn ship_log(shared: &Arc<Shared>, generation: u64) -> Result<Ended, Ended>
                         result?;
                         break None;
                     }
-                    result = heard.recv() => switch.is_renamed |= hear(shared, result)? == Said::Done,
+                    result = line.heard.recv() => line.is_renamed |= hear(shared, result)? == Said::Done,
                     () = shared.work.notified() => {}
                 }
             };
@@ -375,54 +371,128 @@ async fn ship_log(shared: &Arc<Shared>, generation: u64) -> Result<Ended, Ended>
             }
             shared.lock().sent(bytes);
             // The link takes what it is given, each piece in time: a slow one is no broken one.
-            last_sent = Instant::now();
-            (last_progress, last_sign) = (last_sent, last_sent);
-            let sent = sender.sent_bytes();
+            line.last_sent = Instant::now();
+            (line.last_progress, line.last_sign) = (line.last_sent, line.last_sent);
+            let sent = line.sender.sent_bytes();
             RemoteCounters::add(&shared.counters.wire_bytes, sent - wire_bytes);
             wire_bytes = sent;
         }
         if !is_waiting {
-            last_progress = Instant::now();
-        } else if last_progress.elapsed() > patience {
+            line.last_progress = Instant::now();
+        } else if line.last_progress.elapsed() > patience {
             return Err(Ended::Failed(remote_journal::LinkError::TimedOut(patience).into()));
         }
-        if last_sign.elapsed() > patience {
+        if line.last_sign.elapsed() > patience {
             return Err(Ended::Failed(remote_journal::LinkError::TimedOut(patience).into()));
         }
-        if last_sent.elapsed() >= sign_pause(patience) {
-            sender.ping().await?;
-            last_sent = Instant::now();
+        line.give_sign_if_due().await?;
+        if switch.is_due(&shared.lock(), line.is_renamed) {
+            let is_renamed = line.is_renamed;
+            let advancing = move |shared: &Shared| advance(shared, generation, switch, is_renamed);
+            switch = line.while_at_storage(shared, advancing).await?;
         }
-        let began = Instant::now();
-        advance(shared, generation, &mut switch)?;
-        let mut busy = began.elapsed();
         if let Some(own) = switch.own.filter(|_| !switch.is_asked) {
             switch.is_asked = true;
-            sender.rename(&shared.name, epoch, nonce, own).await?;
+            line.sender.rename(&shared.name, epoch, nonce, own).await?;
+            // It is waited for from now on, however long storage took before that.
+            line.last_progress = Instant::now();
         }
-        if last_mark.elapsed() > MARK_AGE {
+        let (is_to_be_renewed, mark_age) = {
+            let state = shared.lock();
+            (state.is_to_be_renewed(), state.mark_age)
+        };
+        if last_mark.elapsed() > mark_age {
             last_mark = Instant::now();
-            renew_mark(shared, generation)?;
-            busy += last_mark.elapsed();
+            if is_to_be_renewed {
+                line.while_at_storage(shared, move |shared| renew_mark(shared, generation)).await?;
+            }
         }
-        // Nobody has listened while storage took its time: that is no silence of the server's.
-        last_progress += busy;
-        last_sign += busy;
         let is_idle = unsent.is_empty() && !has_more;
-        let pause = if is_idle { idle_pause(patience, last_sent.elapsed()) } else { Duration::ZERO };
+        let pause = if is_idle { idle_pause(patience, line.last_sent.elapsed()) } else { Duration::ZERO };
         tokio::select! {
             biased;
-            result = heard.recv() => {
-                last_sign = Instant::now();
-                match hear(shared, result)? {
-                    Said::Progress => last_progress = last_sign,
-                    Said::Done => switch.is_renamed = true,
-                    Said::Nothing => {}
-                }
-            }
+            result = line.heard.recv() => line.take(shared, result)?,
             () = shared.work.notified() => {}
             () = tokio::time::sleep(pause) => {}
         }
+    }
+}
+
+/// A connection on which a log is shipped.
+struct Line {
+    sender: BatchSender,
+    heard: mpsc::Receiver<Result<Heard, ClientError>>,
+    /// A connection that ends takes its ear along.
+    _hearing: AbortOnDrop,
+    at_storage: AtStorage,
+    patience: Duration,
+    last_sent: Instant,
+    last_progress: Instant,
+    last_sign: Instant,
+    /// The log is called on the server what it was asked to call it.
+    is_renamed: bool,
+}
+
+impl Line {
+    fn new(shared: &Arc<Shared>, client: Client) -> Result<Self, ClientError> {
+        let at_storage = AtStorage::begin(shared)?;
+        let (sender, receiver) = client.into_pipeline();
+        let (heard, hearing) = listen(receiver);
+        let now = Instant::now();
+        Ok(Line {
+            sender,
+            heard,
+            _hearing: hearing,
+            at_storage,
+            patience: shared.client.timeout,
+            last_sent: now,
+            last_progress: now,
+            last_sign: now,
+            is_renamed: false,
+        })
+    }
+
+    async fn give_sign_if_due(&mut self) -> Result<(), Ended> {
+        if self.last_sent.elapsed() >= sign_pause(self.patience) {
+            self.sender.ping().await?;
+            self.last_sent = Instant::now();
+        }
+        Ok(())
+    }
+
+    /// Takes what the server has said.
+    fn take(&mut self, shared: &Shared, result: Option<Result<Heard, ClientError>>) -> Result<(), Ended> {
+        self.last_sign = Instant::now();
+        match hear(shared, result)? {
+            Said::Progress => self.last_progress = self.last_sign,
+            Said::Done => self.is_renamed = true,
+            Said::Nothing => {}
+        }
+        Ok(())
+    }
+
+    /// Does something on storage, and waits until it has ended, whatever becomes of the connection and of the log meanwhile: nothing else
+    /// is done to that at a time. Signs are given here, and what the server says is taken.
+    async fn while_at_storage<T: Send + 'static>(
+        &mut self,
+        shared: &Shared,
+        work: impl FnOnce(&Shared) -> Result<T, Ended> + Send + 'static,
+    ) -> Result<T, Ended> {
+        let mut said = self.at_storage.ask(work);
+        let mut of_line = Ok(());
+        let said = loop {
+            let until_sign = sign_pause(self.patience).saturating_sub(self.last_sent.elapsed());
+            let is_up = of_line.is_ok();
+            tokio::select! {
+                biased;
+                said = &mut said => break said,
+                result = self.heard.recv(), if is_up => of_line = self.take(shared, result),
+                () = tokio::time::sleep(until_sign), if is_up => of_line = self.give_sign_if_due().await,
+            }
+        };
+        // Of storage first: that decides where the log is.
+        let outcome = self.at_storage.outcome(said)?;
+        of_line.map(|()| outcome)
     }
 }
 
@@ -481,6 +551,7 @@ impl Drop for AbortOnDrop {
 }
 
 /// How far a log has come on its way to the server.
+#[derive(Clone, Copy)]
 struct Switch {
     epoch: u64,
     /// The last batch before everything goes to the server.
@@ -488,23 +559,31 @@ struct Switch {
     /// What it is called before it counts.
     own: Option<Nonce>,
     is_asked: bool,
-    is_renamed: bool,
 }
 
-/// Goes on from `Returning` to `Switching` to `Remote` as soon as that may be.
-fn advance(shared: &Shared, generation: u64, switch: &mut Switch) -> Result<(), Ended> {
-    let is_due = {
-        let state = shared.lock();
-        (state.mode == Mode::Returning && state.is_copied()) || state.mode == Mode::Switching
-    };
-    if !is_due {
-        return Ok(());
+impl Switch {
+    /// Whether the server has all that it needs before storage may say that it counts.
+    fn is_there(&self, state: &State, is_renamed: bool) -> bool {
+        is_renamed && state.acknowledged >= self.until && state.stored_in_flight == 0
     }
+
+    /// Whether there is something to be done on storage, as far as it can be told without its lock.
+    fn is_due(&self, state: &State, is_renamed: bool) -> bool {
+        match state.mode {
+            Mode::Returning => state.is_copied(),
+            Mode::Switching => self.is_there(state, is_renamed),
+            _ => false,
+        }
+    }
+}
+
+/// Goes on from `Returning` to `Switching`, or from there to `Remote`, if that may be. Gives how far it has come.
+fn advance(shared: &Shared, generation: u64, mut switch: Switch, is_renamed: bool) -> Result<Switch, Ended> {
     let mut storage = shared.on_storage();
     {
         let mut state = shared.lock();
         if state.generation != generation {
-            return Ok(());
+            return Ok(switch);
         }
         if state.mode == Mode::Returning && state.is_copied() {
             drop(state);
@@ -512,7 +591,7 @@ fn advance(shared: &Shared, generation: u64, switch: &mut Switch) -> Result<(), 
             shared.check(&storage).map_err(Ended::Storage)?;
             state = shared.lock();
             if state.generation != generation || state.mode != Mode::Returning {
-                return Ok(());
+                return Ok(switch);
             }
             switch.until = state.begin_switch().map_err(Ended::Storage)?;
             let own = remote_journal::random();
@@ -521,9 +600,8 @@ fn advance(shared: &Shared, generation: u64, switch: &mut Switch) -> Result<(), 
             shared.mirror.iter().for_each(|mirror| mirror.say(|said| said.named = own));
             switch.own = Some(own);
         }
-        let is_there = switch.is_renamed && state.acknowledged >= switch.until && state.stored_in_flight == 0;
-        if state.mode != Mode::Switching || !is_there {
-            return Ok(());
+        if state.mode != Mode::Switching || !switch.is_there(&state, is_renamed) {
+            return Ok(switch);
         }
         state.nonce = storage.own;
     }
@@ -531,7 +609,7 @@ fn advance(shared: &Shared, generation: u64, switch: &mut Switch) -> Result<(), 
     let superblock = {
         let state = shared.lock();
         if state.generation != generation || state.mode != Mode::Switching {
-            return Ok(());
+            return Ok(switch);
         }
         state.mirror.superblock()
     };
@@ -559,7 +637,7 @@ fn advance(shared: &Shared, generation: u64, switch: &mut Switch) -> Result<(), 
     shared.changed.notify_all();
     RemoteCounters::add(&shared.counters.returns, 1);
     log::info!("{}: the journal goes to {}, epoch {epoch}", shared.name, shared.client.address);
-    Ok(())
+    Ok(switch)
 }
 
 /// Says on storage what the next log is told from every other by, before the server is asked to begin it: whatever becomes of

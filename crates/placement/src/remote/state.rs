@@ -19,6 +19,7 @@ use remote_journal::message::{Batch, Block};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Bytes of blocks in one batch, at most.
 const BATCH_BYTES_MAX: usize = 512 << 10;
@@ -26,6 +27,10 @@ const BATCH_BYTES_MAX: usize = 512 << 10;
 /// Bytes of blocks that wait to be sent before every write waits until it is durable: a guest that overwrites its log
 /// without ever committing must not fill our memory.
 const UNSENT_BYTES_MAX: usize = 16 << 20;
+
+/// How old the mark on storage may be while commits go to the server: a copy of the image that was made before the last mark
+/// is told from the true one.
+const MARK_AGE: Duration = Duration::from_secs(10);
 
 /// Bytes of blocks that may be left to be sent when everything goes to the server: commits wait for that.
 const SWITCH_BYTES_MAX: usize = 256 << 10;
@@ -85,6 +90,8 @@ pub(crate) struct State {
     pub outbox: VecDeque<Batch>,
     /// Bytes of blocks in one batch, at most; tests choose it smaller than a pass.
     pub batch_bytes_max: usize,
+    /// How old the mark on storage may be while commits go to the server; tests choose it smaller than a test.
+    pub mark_age: Duration,
     /// Bytes of blocks in `pass`, and in batches until they are sent.
     unsent_bytes: usize,
     next_sequence: u64,
@@ -136,6 +143,7 @@ impl State {
             pass_held: Vec::new(),
             outbox: VecDeque::new(),
             batch_bytes_max: BATCH_BYTES_MAX,
+            mark_age: MARK_AGE,
             unsent_bytes: 0,
             next_sequence: 1,
             batch_of: HashMap::new(),

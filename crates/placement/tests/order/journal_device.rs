@@ -67,29 +67,44 @@ struct Left {
     area: AreaDirectory,
 }
 
+/// The images of a file system and of its journal, on disks of their own, and where the blocks of that are. The file system says that it is
+/// mounted.
+fn two_images(directory: &Path) -> ([PathBuf; 2], Vec<u64>) {
+    let [home, device] = ["home", "image"].map(|name| directory.join(name));
+    journal_device(&device, DEVICE_MIB, 4096).expect("made");
+    let uuid = std::fs::read(&device).expect("the device")[1024 + 0x68..1024 + 0x78].to_vec();
+    let features = "^metadata_csum,^has_journal";
+    let blocks = FILE_SYSTEM_BLOCKS.to_string();
+    run("mke2fs", &["-q", "-F", "-t", "ext4", "-b", "4096", "-O", features], &home, &[&blocks]);
+    edit_at(&home, 0, |superblock| {
+        superblock[0x5c] |= HAS_JOURNAL;
+        superblock[0x60] |= NEEDS_RECOVERY;
+        superblock[JOURNAL_INODE..JOURNAL_INODE + 4].fill(0);
+        superblock[JOURNAL_UUID..JOURNAL_UUID + 16].copy_from_slice(&uuid);
+    });
+    let log_at = (0..u64::from(DEVICE_MIB) << 8).map(|block| block.max(1) * BLOCK).collect();
+    ([home, device], log_at)
+}
+
 impl Left {
     fn new(edit: impl FnOnce(&mut Vec<u8>)) -> Self {
+        Self::after(edit, |rig, _| rig.commit(&[(3000, content(1)), (3001, content(2))]))
+    }
+
+    /// The same, after its guest has done something with the file system, which has a route of its own.
+    fn after(edit: impl FnOnce(&mut Vec<u8>), does: impl FnOnce(&mut Rig, &mut DiskRoute)) -> Self {
         let directory = tempfile::tempdir_in("/dev/shm").expect("tmpfs");
-        let [home, device] = ["home", "image"].map(|name| directory.path().join(name));
-        journal_device(&device, DEVICE_MIB, 4096).expect("made");
-        let uuid = std::fs::read(&device).expect("the device")[1024 + 0x68..1024 + 0x78].to_vec();
-        let features = "^metadata_csum,^has_journal";
-        let blocks = FILE_SYSTEM_BLOCKS.to_string();
-        run("mke2fs", &["-q", "-F", "-t", "ext4", "-b", "4096", "-O", features], &home, &[&blocks]);
-        edit_at(&home, 0, |superblock| {
-            superblock[0x5c] |= HAS_JOURNAL;
-            superblock[0x60] |= NEEDS_RECOVERY;
-            superblock[JOURNAL_INODE..JOURNAL_INODE + 4].fill(0);
-            superblock[JOURNAL_UUID..JOURNAL_UUID + 16].copy_from_slice(&uuid);
-        });
-        let log_at = (0..u64::from(DEVICE_MIB) << 8).map(|block| block.max(1) * BLOCK).collect();
-        let images = [home, device];
+        let (images, log_at) = two_images(directory.path());
         let mut rig =
             Rig::of_disks(directory, std::slice::from_ref(&images[0]), log_at, 64 << 20, PlacementKind::Retain, None);
+        let mut at_home = DiskRoute::new(Arc::clone(&rig.journals), 0);
+        let table = Arc::new(rig.map("of the file system"));
+        at_home.started(Start::Fresh, &table).expect("started");
         edit(&mut rig.superblock);
         rig.open();
-        rig.commit(&[(3000, content(1)), (3001, content(2))]);
+        does(&mut rig, &mut at_home);
         let directory = rig.directory.path().to_owned();
+        drop(at_home);
         let (_, area) = rig.die();
         Left { directory, images, area }
     }
@@ -99,8 +114,7 @@ impl Left {
     }
 
     fn homes(&self) -> [Vec<u8>; 2] {
-        let home = std::fs::read(&self.images[0]).expect("the file system");
-        [3000, 3001].map(|block| home[block * BLOCK as usize..][..BLOCK as usize].to_vec())
+        homes_of(&self.images)
     }
 }
 
@@ -192,6 +206,219 @@ fn edit_file_system(file: &std::fs::File, edit: impl FnOnce(&mut [u8])) {
     file.read_exact_at(&mut superblock, PARTITION + 1024).expect("read");
     edit(&mut superblock);
     file.write_all_at(&superblock, PARTITION + 1024).expect("written");
+}
+
+/// Its guest writes a block of the file system at home.
+fn write_at_home(rig: &mut Rig, at_home: &mut DiskRoute, block: u64, content: &[u8]) {
+    let home = std::fs::OpenOptions::new().write(true).open(rig.directory.path().join("home")).expect("an image");
+    let page = rig.page(content);
+    rig.next_request += 1;
+    let (id, offset, len) = (RequestId(rig.next_request), block * BLOCK, content.len() as u64);
+    let mut plan = Plan::default();
+    at_home.route(&Request { id, kind: RequestKind::Write, offset, len, segments: &[page] }, &mut plan);
+    at_home.end_of_pass(&mut plan);
+    for operation in operations(plan) {
+        home.write_all_at(content, offset).expect("written");
+        if let Some(ticket) = operation.ticket {
+            at_home.disk_done(ticket, Ok(()), &mut Plan::default());
+        }
+    }
+}
+
+/// Storage refuses what a close of the journal writes in its place, so the log stays as it was; and the guest unmounts its file system all the
+/// same, of which all is home by then.
+#[test]
+fn a_journal_whose_close_has_failed_is_no_other_ones() {
+    const WRITTEN_AT: std::ops::Range<usize> = 1024 + 0x30..1024 + 0x34;
+    const MOUNT_COUNT: usize = 0x34;
+    for is_checkpointed in [true, false] {
+        let left = Left::after(
+            |_| (),
+            |rig, at_home| {
+                let home = std::fs::read(rig.directory.path().join("home")).expect("the file system");
+                let mut superblock = home[..BLOCK as usize].to_vec();
+                // The list of orphans.
+                superblock[1024 + 0xe8] = 12;
+                rig.commit(&[(0, superblock.clone()), (3000, content(1)), (3001, content(2))]);
+                if is_checkpointed {
+                    write_at_home(rig, at_home, 0, &superblock);
+                }
+                write_at_home(rig, at_home, 3000, &content(1));
+                write_at_home(rig, at_home, 3001, &content(2));
+                superblock[1024 + 0x60] &= !NEEDS_RECOVERY;
+                let now = u32::from_le_bytes(superblock[WRITTEN_AT].try_into().expect("four bytes")) + 5;
+                superblock[WRITTEN_AT].copy_from_slice(&now.to_le_bytes());
+                write_at_home(rig, at_home, 0, &superblock);
+            },
+        );
+        let kept = std::fs::read(&left.images[0]).expect("the file system");
+        // A copy from before it was mounted is no such one.
+        edit_at(&left.images[0], 0, |superblock| superblock[MOUNT_COUNT] ^= 1);
+        left.finish().expect_err("a copy");
+        std::fs::write(&left.images[0], &kept).expect("written");
+        left.finish().unwrap_or_else(|error| panic!("checkpointed: {is_checkpointed}: {error}"));
+        assert!(std::fs::read(&left.images[0]).expect("the file system") == kept, "all of it was there");
+    }
+}
+
+/// A VM has died whose journal, on a disk of its own, was on a server, with blocks 3000 and 3001 of its file system.
+struct Shipped {
+    _directory: PathBuf,
+    images: [PathBuf; 2],
+    area: AreaDirectory,
+    _server: remote_journal::Server,
+    options: RemoteOptions,
+}
+
+impl Shipped {
+    fn new() -> Self {
+        use remote_journal::store::{Simulated, Store, StoreOptions};
+        let bounds = StoreOptions { segment_bytes: 256 << 10, space_bytes_max: 64 << 20, journal_bytes_max: 8 << 20 };
+        let mut of_server = remote_journal::ServerOptions::new("127.0.0.1:0", "");
+        of_server.insecure = true;
+        let store = Store::open(Simulated::default(), bounds, 7).expect("a store");
+        let server = remote_journal::Server::with_store(of_server, store).expect("a server");
+        let security = remote_journal::ClientSecurity { insecure: true, ..Default::default() };
+        let timeout = std::time::Duration::from_secs(5);
+        let client = remote_journal::ClientOptions { address: server.address().to_string(), security, timeout };
+        let options = RemoteOptions { client, name: "disk".to_owned() };
+        let directory = tempfile::tempdir_in("/dev/shm").expect("tmpfs");
+        let (images, log_at) = two_images(directory.path());
+        let (others, kind) = (std::slice::from_ref(&images[0]), PlacementKind::Remote);
+        let mut rig = Rig::of_disks(directory, others, log_at, 64 << 20, kind, Some(options.clone()));
+        rig.open();
+        let until = std::time::Instant::now() + std::time::Duration::from_secs(60);
+        let wait_for = |is_it: &mut dyn FnMut() -> bool| {
+            while !is_it() {
+                assert!(std::time::Instant::now() < until, "its journal is not on the server");
+                std::thread::sleep(std::time::Duration::from_millis(1));
+            }
+        };
+        wait_for(&mut || rig.is_on_storage_a_mark());
+        let transaction = Transaction { blocks: vec![(3000, content(1)), (3001, content(2))], ..Default::default() };
+        let mut log = Vec::new();
+        rig.builder.transaction(&transaction, &mut |position, block| log.push((position, block.to_vec())));
+        let mut is_told = false;
+        for (position, block) in log {
+            let page = rig.page(&block);
+            let plan = rig.plan(RequestKind::Write, rig.log_at[position as usize], &[page]);
+            is_told = plan.actions.iter().any(|action| matches!(action, PlanAction::Release(..)));
+        }
+        // The last one is the commit block.
+        wait_for(&mut || {
+            let mut plan = Plan::default();
+            rig.route.woken(&mut plan);
+            is_told |= plan.actions.iter().any(|action| matches!(action, PlanAction::Release(_, Status::Ok)));
+            is_told
+        });
+        let (image, area) = rig.die();
+        Shipped { _directory: image, images, area, _server: server, options }
+    }
+
+    fn recover(&self, is_dry_run: bool, is_start: bool) -> Result<Vec<placement::RemoteRecovered>, recovery::Error> {
+        let [home, journal] = &self.images;
+        placement::recover_remote_image(home, Some(journal), &self.options, is_dry_run, is_start)
+    }
+}
+
+impl Rig {
+    fn is_on_storage_a_mark(&self) -> bool {
+        let mut raw = [0; jbd2::SUPERBLOCK_BYTES];
+        self.file.read_exact_at(&mut raw, self.log_at[0]).expect("read");
+        matches!(placement::Stored::read(&raw).says, placement::Says::Remote(_))
+    }
+}
+
+fn bytes_of(images: &[PathBuf; 2]) -> [Vec<u8>; 2] {
+    images.each_ref().map(|image| std::fs::read(image).expect("an image"))
+}
+
+fn homes_of(images: &[PathBuf; 2]) -> [Vec<u8>; 2] {
+    let home = std::fs::read(&images[0]).expect("the file system");
+    [3000, 3001].map(|block| home[block * BLOCK as usize..][..BLOCK as usize].to_vec())
+}
+
+type Restored = [(fn(&mut [u8]), &'static str); 2];
+
+/// What an image is that was restored: another file system, or a copy of this one from when it was not mounted.
+const RESTORED: Restored = [
+    (|superblock| superblock[UUID..UUID + 16].fill(0x5a), "is 5a5a5a5a-"),
+    (|superblock| superblock[0x60] &= !NEEDS_RECOVERY, "does not say that its journal has to be replayed"),
+];
+
+#[test]
+fn what_a_server_has_does_not_land_on_another_file_system() {
+    let left = Shipped::new();
+    let kept = bytes_of(&left.images);
+    for (edit, sentence) in RESTORED {
+        edit_at(&left.images[0], 0, edit);
+        let restored = bytes_of(&left.images);
+        for (is_dry_run, is_start) in [(true, false), (false, true), (false, false)] {
+            let error = left.recover(is_dry_run, is_start).expect_err("another one");
+            assert!(error.is_refusal() && error.to_string().contains(sentence), "{error}");
+            assert!(error.to_string().contains("e2fsck -fy on it with -j"), "what to do: {error}");
+            assert!(bytes_of(&left.images) == restored, "{sentence}: nothing was changed");
+        }
+        std::fs::write(&left.images[0], &kept[0]).expect("written");
+    }
+    // The right one is put back.
+    assert_eq!(left.recover(false, true).expect("recovered")[0].report.blocks_written, 2);
+    assert_eq!(homes_of(&left.images), [content(1), content(2)]);
+}
+
+#[test]
+fn what_the_copy_of_a_shipped_log_has_does_not_land_on_another_file_system() {
+    let left = Shipped::new();
+    let kept = bytes_of(&left.images);
+    let (edit, sentence) = RESTORED[1];
+    edit_at(&left.images[0], 0, edit);
+    let restored = bytes_of(&left.images);
+    let finished = placement::finish_copies(&left.area, &left.images).expect("looked at");
+    let error = finished.failed.first().expect("another one").error.to_string();
+    assert!(error.contains(sentence) && error.contains("e2fsck -fy on it with -j"), "{error}");
+    assert!(finished.finished.is_empty() && bytes_of(&left.images) == restored, "nothing was changed");
+    std::fs::write(&left.images[0], &kept[0]).expect("written");
+    let finished = placement::finish_copies(&left.area, &left.images).expect("looked at");
+    assert!(finished.failed.is_empty() && finished.finished.len() == 1, "{finished:?}");
+    assert_eq!(homes_of(&left.images), [content(1), content(2)]);
+}
+
+/// A log that is whole in its own place, as a recovery leaves it that was cut off before it brought it home, or a server that was given up.
+#[test]
+fn a_log_on_another_disk_is_not_replayed_onto_a_file_system_that_asks_for_no_replay() {
+    let directory = tempfile::tempdir_in("/dev/shm").expect("tmpfs");
+    let (images, log_at) = two_images(directory.path());
+    let journal = std::fs::OpenOptions::new().read(true).write(true).open(&images[1]).expect("the journal");
+    let mut superblock = vec![0; BLOCK as usize];
+    journal.read_exact_at(&mut superblock, log_at[0]).expect("read");
+    let (parsed, format) = jbd2::Superblock::parse(&superblock).expect("a journal");
+    let (first, sequence) = (parsed.first, parsed.sequence + 1);
+    let mut builder = LogBuilder::new(format, first, sequence);
+    let transaction = Transaction { blocks: vec![(3000, content(1)), (3001, content(2))], ..Default::default() };
+    builder.transaction(&transaction, &mut |position, block| {
+        journal.write_all_at(block, log_at[position as usize]).expect("written");
+    });
+    jbd2::SuperblockEdit::new(&mut superblock).expect("a superblock").start(first).sequence(sequence).seal();
+    journal.write_all_at(&superblock, log_at[0]).expect("written");
+    let security = remote_journal::ClientSecurity { insecure: true, ..Default::default() };
+    let timeout = std::time::Duration::from_secs(1);
+    let client = remote_journal::ClientOptions { address: "127.0.0.1:1".to_owned(), security, timeout };
+    let options = RemoteOptions { client, name: "disk".to_owned() };
+    let recover =
+        |is_dry_run| placement::recover_remote_image(&images[0], Some(&images[1]), &options, is_dry_run, false);
+    edit_at(&images[0], 0, |superblock| superblock[0x60] &= !NEEDS_RECOVERY);
+    let restored = bytes_of(&images);
+    for is_dry_run in [true, false] {
+        let error = recover(is_dry_run).expect_err("no kernel would");
+        assert!(error.is_refusal() && error.to_string().contains("has to be replayed"), "{error}");
+        assert!(bytes_of(&images) == restored, "nothing was changed");
+    }
+    edit_at(&images[0], 0, |superblock| superblock[0x60] |= NEEDS_RECOVERY);
+    assert_eq!(recover(false).expect("recovered")[0].report.blocks_written, 2);
+    // It was cut off before it emptied the journal.
+    journal.write_all_at(&superblock, log_at[0]).expect("written");
+    recover(false).expect("all of it is there");
+    assert_eq!(homes_of(&images), [content(1), content(2)]);
 }
 
 /// What opens it may be mounted from a disk that is not one of this VM's, or with another file system that names it.

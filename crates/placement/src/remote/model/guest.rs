@@ -603,7 +603,6 @@ impl Guest {
         }
     }
 
-    /// Waits until the log is on the server, or on storage.
     /// Waits until the server has everything, and storage still counts.
     pub fn wait_until_switching(&mut self) {
         self.wait_for_mode(|mode| mode == Mode::Switching);
@@ -635,6 +634,7 @@ impl Guest {
         }
     }
 
+    /// Waits until the log is on the server, or on storage.
     pub fn wait_until_remote(&mut self, is_remote: bool) {
         let deadline = Instant::now() + LIMIT;
         let is_there = |log: &RemoteLog| log.report().is_remote_now == is_remote && (is_remote || log.is_on_storage());

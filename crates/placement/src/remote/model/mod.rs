@@ -15,6 +15,7 @@ mod kills;
 mod life;
 mod network;
 mod refusals;
+mod slow_storage;
 mod two_hosts;
 mod world;
 

@@ -93,6 +93,11 @@ impl Network {
         self.with(|shared| (shared.said, shared.stop_before) = (0, Some(said)));
     }
 
+    /// How many pieces clients have said.
+    pub fn said(&self) -> usize {
+        self.with(|shared| shared.said)
+    }
+
     pub fn is_stopped(&self) -> bool {
         self.with(|shared| shared.is_stopped)
     }

@@ -112,6 +112,8 @@ pub struct World {
     pub steps: AtomicU64,
     /// A crash was judged badly: the thread that found it may not be the test's.
     pub has_failed: AtomicBool,
+    hangs: AtomicBool,
+    somebody_hangs: AtomicBool,
     directory: tempfile::TempDir,
 }
 
@@ -208,6 +210,8 @@ impl World {
             crashes: AtomicU64::new(0),
             steps: AtomicU64::new(0),
             has_failed: AtomicBool::new(false),
+            hangs: AtomicBool::new(false),
+            somebody_hangs: AtomicBool::new(false),
             directory,
         };
         world.start_server(BOUNDS);
@@ -225,6 +229,36 @@ impl World {
         let server = serve(remote.medium.clone(), bounds);
         self.network.lead_to(Some(server.address()));
         remote.server = Some(server);
+    }
+
+    /// Starts the server, as somebody has set it up.
+    pub fn start_server_with(&self, change: impl FnOnce(&mut ServerOptions)) {
+        let mut remote = self.remote.lock().expect("no panic under this lock");
+        let store = Store::open(remote.medium.clone(), BOUNDS, 7).expect("a store");
+        let server = serve_store(store, change);
+        self.network.lead_to(Some(server.address()));
+        remote.server = Some(server);
+    }
+
+    /// What the log's threads read and flush begins and does not end, or ends again.
+    pub fn hang(&self, hangs: bool) {
+        self.hangs.store(hangs, Ordering::SeqCst);
+    }
+
+    pub fn wait_until_somebody_hangs(&self) {
+        let deadline = std::time::Instant::now() + Duration::from_secs(60);
+        while !self.somebody_hangs.load(Ordering::SeqCst) {
+            assert!(std::time::Instant::now() < deadline, "nobody needs storage");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn wait_while_it_hangs(&self) {
+        while self.hangs.load(Ordering::SeqCst) {
+            self.somebody_hangs.store(true, Ordering::SeqCst);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        self.somebody_hangs.store(false, Ordering::SeqCst);
     }
 
     pub fn start_small_server(&self, journal_bytes_max: u64) {
@@ -468,6 +502,7 @@ impl JournalStorage for Observed {
     fn sync_since(&self, _failed: u64) -> io::Result<()> {
         self.life.step();
         let world = self.world();
+        world.wait_while_it_hangs();
         let synced = {
             let mut known = world.known.lock().expect("no panic under this lock");
             world.step(&mut known)?;
@@ -483,6 +518,7 @@ impl JournalStorage for Observed {
             self.life.step();
         }
         let world = self.world();
+        world.wait_while_it_hangs();
         let known = world.known.lock().expect("no panic under this lock");
         let content = known.disk.last(offset / BLOCK as u64);
         bytes.copy_from_slice(&content[offset as usize % BLOCK..][..bytes.len()]);

@@ -1,0 +1,77 @@
+//! Storage that takes longer than a server keeps a log for who says nothing.
+
+use super::guest::Guest;
+use super::network::Weather;
+use crate::remote::recover_remote_image;
+use recovery::Error;
+use std::time::{Duration, Instant};
+
+/// Longer than the server of these tests keeps a log for a client that says nothing.
+const SILENCE: Duration = Duration::from_millis(1500);
+const FLUSH: Duration = Duration::from_millis(4000);
+
+/// A mark is written anew, and its flush takes its time: a start of a copy of the disk does not take the log meanwhile, and the guest's
+/// commits go on when it has ended.
+#[test]
+fn a_log_whose_mark_takes_long_to_be_written_anew_is_not_taken_over() {
+    let directory = tempfile::tempdir_in("/dev/shm").expect("tmpfs");
+    let path = directory.path().join("image");
+    let mut guest = Guest::new(310, 0);
+    let world = std::sync::Arc::clone(&guest.world);
+    world.stop_server();
+    world.start_server_with(|options| options.silence = SILENCE);
+    guest.wait_until_remote(true);
+    guest.commit();
+    let image = world.image_now();
+    let fall_backs = guest.log.report().fall_backs;
+    world.hang(true);
+    guest.log.set_mark_age(Duration::from_millis(1));
+    world.wait_until_somebody_hangs();
+    let began = Instant::now();
+    std::thread::sleep(FLUSH);
+    std::fs::write(&path, &image).expect("written");
+    let options = world.options(world.network.address);
+    let started = recover_remote_image(&path, None, &options, false, true);
+    assert!(began.elapsed() > SILENCE);
+    let Err(error @ Error::Failed { .. }) = started else { panic!("the log was taken from its writer: {started:?}") };
+    assert!(error.to_string().contains("is written by a client that is connected"), "{error}");
+    world.hang(false);
+    let marks = guest.log.report().marks;
+    guest.commit();
+    guest.wait_until_remote(true);
+    assert_eq!(guest.log.report().fall_backs, fall_backs, "it was sent to storage for nothing");
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while guest.log.report().marks <= marks {
+        assert!(Instant::now() < deadline, "the mark is not written anew any more");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    world.crash();
+}
+
+/// The mark with which the server begins to count takes its time: the server hears of its client meanwhile.
+#[test]
+fn a_log_whose_mark_takes_long_to_be_written_gives_signs_meanwhile() {
+    let mut guest = Guest::new(311, 0);
+    let world = std::sync::Arc::clone(&guest.world);
+    world.weather(Weather::Refuses);
+    guest.wait_until_remote(false);
+    guest.commit();
+    guest.hang();
+    world.weather(Weather::Good);
+    guest.wait_until_switching();
+    let connects = guest.log.report().connects;
+    world.hang(true);
+    guest.go_on();
+    world.wait_until_somebody_hangs();
+    let said = world.network.said();
+    std::thread::sleep(FLUSH);
+    // One each third of the half second that these clients wait for a server.
+    let said = world.network.said() - said;
+    assert!(said >= 8, "{said} signs in {FLUSH:?}");
+    assert!(!guest.log.report().is_remote_now, "the mark is not durable yet");
+    world.hang(false);
+    guest.wait_until_remote(true);
+    assert_eq!(guest.log.report().connects, connects, "the same connection");
+    guest.commit();
+    world.crash();
+}
