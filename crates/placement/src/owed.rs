@@ -9,7 +9,7 @@ use crate::description::{AreaDirectory, ImageDescription, LogDescription, image_
 use crate::directory_error::DirectoryError;
 use crate::disk::{Disk, DiskSettings, PlacementKind};
 use crate::finish::dry_run_held;
-use crate::found::{FinishError, area_opened_as, open_logs};
+use crate::found::{FinishError, area_opened_as, open_logs, was_opened_in};
 use crate::held_mark::HeldMark;
 use crate::mark::MarkKind;
 use crate::registry::{
@@ -132,6 +132,17 @@ pub fn area_of_marked(registry: &Path, image: &Path) -> io::Result<Option<PathBu
     Ok(marks(&[image])?.iter().find_map(|log| match log.mark {
         HeldMark::Ours(MarkKind::Held | MarkKind::Aged, opening) => area_opened_as(registry, &opening.number),
         _ => None,
+    }))
+}
+
+/// Whether storage says of a journal on these images, of which some may be journal devices of others, that an area has it.
+///
+/// # Errors
+/// When an image cannot be read.
+pub fn is_marked_for(area: &Path, images: &[&Path]) -> io::Result<bool> {
+    Ok(marks(images)?.iter().any(|log| match log.mark {
+        HeldMark::Ours(MarkKind::Held | MarkKind::Aged, opening) => was_opened_in(area, &opening.number),
+        _ => false,
     }))
 }
 

@@ -5,6 +5,7 @@
 
 use super::Attached;
 use crate::takeover::{PATIENCE, take_over};
+use anyhow::Context;
 use block_device::Image;
 use placement::{AreaDirectory, Brought, DirectoryError, FinishError};
 use recovery::{Report, Status};
@@ -81,16 +82,24 @@ pub(super) fn finish_left_meanwhile(
     }
 }
 
-/// Whether there is an area that was not looked at yet, and may hold something for one of these images, which are locked. Whoever lives and has
-/// one has given them up, and holds nothing for them; what else their marks say, who looks at the journals finds out.
+/// Whether there is an area that was not looked at yet, and may hold something for one of these images, which are locked. One that is in use holds
+/// nothing for them if its VM has given them up: then no mark on them names it any more. Where one does, it is a VMM's that has outlived its worker
+/// and its daemon, and the locks with these: what is held there is on none of them, and cannot be had before that VMM ends.
 fn has_area_but(disks: &[Attached], looked_at: &mut HashSet<PathBuf>) -> anyhow::Result<bool> {
     let registries = placement::own_places()?;
     for (disk, registry) in disks.iter().flat_map(|disk| registries.iter().map(move |registry| (disk, registry))) {
         loop {
-            let Some((left, _)) = next_area(&disk.options.path, registry, &mut looked_at.clone())? else { break };
+            let next = next_area(&disk.options.path, registry, &mut looked_at.clone())?;
+            let Some((left, is_by_key)) = next else { break };
             match take_over(&left, registry, Instant::now() + PATIENCE) {
                 Ok(_) => return Ok(true),
-                Err(error) if matches!(error, DirectoryError::InUse { .. }) || error.is_missing() => {
+                Err(error @ DirectoryError::InUse { .. }) => {
+                    if is_marked_for(disks, &left)? {
+                        refuse_in_use(&left, is_by_key, disk, error)?;
+                    }
+                    looked_at.insert(left);
+                }
+                Err(error) if error.is_missing() => {
                     looked_at.insert(left);
                 }
                 Err(error) => return Err(error.into()),
@@ -98,6 +107,12 @@ fn has_area_but(disks: &[Attached], looked_at: &mut HashSet<PathBuf>) -> anyhow:
         }
     }
     Ok(false)
+}
+
+/// Whether one of these images says that this area has a journal of theirs.
+fn is_marked_for(disks: &[Attached], area: &Path) -> anyhow::Result<bool> {
+    let images: Vec<&Path> = disks.iter().map(|disk| disk.options.path.as_path()).collect();
+    placement::is_marked_for(area, &images).context("looking for amberlog's marks on its images")
 }
 
 /// Locks all of these images; or none, where somebody has the one that is given.
@@ -174,6 +189,29 @@ fn missing(path: &Path, error: DirectoryError) -> anyhow::Error {
     }
 }
 
+/// Refuses a disk for which somebody who lives holds something; but one that is only read and no more than a copy.
+fn refuse_in_use(left: &Path, is_by_key: bool, disk: &Attached, in_use: DirectoryError) -> anyhow::Result<()> {
+    let path = disk.options.path.display();
+    if is_by_key {
+        return Err(in_use.into());
+    }
+    // A copy of what a VM that runs is served, or the same by another name, as by a loop device: which cannot be told.
+    if disk.options.read_only {
+        log::warn!(
+            "{path}: its journal is held in memory for a VM that runs, of whose image it is a copy or another name; what is held is \
+             not on it"
+        );
+        return Ok(());
+    }
+    let sentence = format!(
+        "{path}: its journal is held in memory for a VM that runs (in {}): it is that VM's image by another name, or a copy \
+         without what is held; nothing was changed. Copies are made with 'amberlog snapshot'. To use this one as it is, run \
+         'e2fsck -fy' on it first, which gives up what is missing",
+        left.display()
+    );
+    Err(FinishError::Refused(sentence).into())
+}
+
 fn finish_area(
     left: &Path,
     is_by_key: bool,
@@ -182,26 +220,9 @@ fn finish_area(
     disks: &[Attached],
     brought: &mut BroughtHome,
 ) -> anyhow::Result<()> {
-    let path = disk.options.path.display();
     let directory = match take_over(left, registry, Instant::now() + PATIENCE) {
         Ok(directory) => directory,
-        // A copy of what a VM that runs is served, or the same by another name, as by a loop device: which cannot be told.
-        Err(DirectoryError::InUse { .. }) if !is_by_key && disk.options.read_only => {
-            log::warn!(
-                "{path}: its journal is held in memory for a VM that runs, of whose image it is a copy or another name; what is held \
-                 is not on it"
-            );
-            return Ok(());
-        }
-        Err(DirectoryError::InUse { .. }) if !is_by_key => {
-            let sentence = format!(
-                "{path}: its journal is held in memory for a VM that runs (in {}): it is that VM's image by another name, or a \
-                 copy without what is held; nothing was changed. Copies are made with 'amberlog snapshot'. To use this one \
-                 as it is, run 'e2fsck -fy' on it first, which gives up what is missing",
-                left.display()
-            );
-            return Err(FinishError::Refused(sentence).into());
-        }
+        Err(error @ DirectoryError::InUse { .. }) => return refuse_in_use(left, is_by_key, disk, error),
         // Whoever had it is done with it, and has removed it: another VM with the same read-only disk, for one.
         Err(error) if error.is_missing() => return Ok(()),
         Err(error) => return Err(error.into()),
@@ -264,7 +285,99 @@ pub(super) fn finish_elsewhere(
 
 #[cfg(test)]
 mod tests {
+    use super::super::VmOptions;
     use super::*;
+    use block_device::ImageOptions;
+    use block_route::{Plan, Request, RequestId, RequestKind, Route, Start};
+    use guest_kit::image::ExtRecipe;
+    use guest_memory::{PageId, RegionDescriptor, VmMemory};
+    use jbd2::{Superblock, SuperblockEdit};
+    use placement::{DiskRoute, Journals, JournalsOptions};
+    use std::os::unix::fs::FileExt;
+    use std::sync::Arc;
+
+    const BLOCK: usize = 4096;
+
+    /// A VM that has the image of a file system, without its locks.
+    struct Other {
+        memory: Arc<VmMemory>,
+        journals: Arc<Journals>,
+    }
+
+    impl Other {
+        fn new(shm: &Path, disks: &[Attached]) -> Self {
+            let area = AreaDirectory::create(shm, &placement::own_place()).expect("made");
+            disks.iter().for_each(|disk| area.register(&disk.options.path).expect("registered"));
+            let memory = VmMemory::new();
+            let disks = disks.iter().map(|disk| disk.options.clone()).collect();
+            let options = JournalsOptions { disks, budget_bytes: 1 << 20, tracer: None };
+            let journals = Journals::new(&memory, area, options).expect("journals");
+            Other { memory, journals }
+        }
+
+        /// Its guest mounts the file system on its first disk.
+        fn mount(&self) {
+            let image = std::fs::read(&self.journals.disk(0).options.path).expect("the image");
+            let file_system = extfs::discover(&image).expect("readable").remove(0);
+            let at = file_system.journal.extents(&file_system.superblock)[0].physical as usize * BLOCK;
+            let mut block = image[at..at + BLOCK].to_vec();
+            let said = Superblock::decode(&block).expect("a journal");
+            let mut edit = SuperblockEdit::new(&mut block).expect("a journal");
+            edit.start(said.first).sequence(said.sequence + 1).seal();
+            let path = self.journals.directory().path().join("ram");
+            let file = std::fs::OpenOptions::new().create_new(true).read(true).write(true).open(path).expect("made");
+            file.write_all_at(&block, 0).expect("written");
+            let ram = RegionDescriptor { gpa: 0, size: BLOCK as u64, user_addr: 0x7000_0000, file, file_offset: 0 };
+            let table = Arc::new(self.memory.map(vec![ram]).expect("mapped"));
+            let mut route = DiskRoute::new(Arc::clone(&self.journals), 0);
+            route.started(Start::Fresh, &table).expect("started");
+            let segments = [self.memory.page(PageId(0)).expect("a page")];
+            let (id, kind, offset, len) = (RequestId(0), RequestKind::Write, at as u64, BLOCK as u64);
+            let mut plan = Plan::default();
+            route.route(&Request { id, kind, offset, len, segments: &segments }, &mut plan);
+            route.end_of_pass(&mut plan);
+        }
+    }
+
+    fn image_of(path: &Path) -> Image {
+        Image::open_unlocked(path, ImageOptions::default()).expect("an image")
+    }
+
+    fn is_locked(path: &Path) -> bool {
+        let other = image_of(path);
+        !other.try_lock().expect("a lock")
+    }
+
+    /// Its worker and its daemon were killed, and the locks went with them. What it is owed is in the area that its VMM keeps locked.
+    #[test]
+    fn what_a_vmm_holds_that_has_lost_its_locks_is_not_taken_for_nothing() {
+        let directory = tempfile::tempdir_in("/dev/shm").expect("tmpfs");
+        let path = directory.path().join("image");
+        ExtRecipe::ext4(32, 4).make(&path).expect("made");
+        let attached = |path: &Path, options: &str| {
+            VmOptions::for_test(&[&format!("{},placement=copy{options}", path.display())]).attach().expect("a disk")
+        };
+        let disks = attached(&path, "");
+        let other = Other::new(&directory.path().join("others"), &disks);
+        let begins = |disks: &[Attached]| {
+            let images = [image_of(&disks[0].options.path)];
+            lock_all(&images).expect("they are free");
+            let unlock = || images[0].unlock();
+            let begun = finish_left_meanwhile(disks, None, &mut BroughtHome::default(), unlock, || lock_all(&images));
+            assert!(is_locked(images[0].path()));
+            begun.map_err(|error| format!("{error:#}"))
+        };
+        begins(&disks).expect("nothing of it is held");
+        other.mount();
+        let why = begins(&disks).expect_err("its journal is held");
+        assert!(why.contains("in use"), "{why}");
+        let copy = directory.path().join("copy");
+        std::fs::copy(&path, &copy).expect("copied");
+        let why = begins(&attached(&copy, "")).expect_err("its journal is held");
+        assert!(why.contains("held in memory for a VM that runs"), "{why}");
+        other.journals.directory().remove();
+        begins(&disks).expect("nothing holds anything of it");
+    }
 
     fn code(error: &anyhow::Error) -> String {
         format!("{:?}", crate::exit::report(error))
