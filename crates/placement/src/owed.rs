@@ -18,6 +18,7 @@ use crate::registry::{
 use crate::remote::{MarkFound, RemoteMark};
 use crate::scan;
 use crate::scan::{FoundLogPlace, offset_of};
+use crate::stored::{Says, Stored};
 use jbd2::{SUPERBLOCK_BYTES, Superblock};
 use journal_area::FoundLog;
 use std::io;
@@ -244,6 +245,23 @@ fn elsewhere_of(images: &[PathBuf], or_from_copy: &str) -> io::Result<Vec<(PathB
         found.push((image.clone(), sentence));
     }
     Ok(found)
+}
+
+/// Those logs of these images that are in a region of NVM or on a journal server: of each the image that its file system is on, by its index, and what
+/// storage says, which is something else whenever somebody has had it meanwhile.
+///
+/// # Errors
+/// When an image cannot be read.
+pub fn marked_elsewhere(images: &[&Path]) -> io::Result<Vec<(usize, [u8; SUPERBLOCK_BYTES])>> {
+    let disks = images.iter().map(|image| look_at(image)).collect::<io::Result<Vec<_>>>()?;
+    let mut marked = Vec::new();
+    for place in scan::scan(&disks)?.all() {
+        let Some(raw) = superblock_of(&disks, &place)? else { continue };
+        if matches!(Stored::read(&raw).says, Says::Nvm(_) | Says::Remote(_)) {
+            marked.push((place.home_disk, raw));
+        }
+    }
+    Ok(marked)
 }
 
 /// The logs of an image that say that they are elsewhere.

@@ -61,23 +61,26 @@ pub(super) fn finish_areas(disks: &[Attached], brought: &mut BroughtHome) -> any
 }
 
 /// The same once the images are locked. Until then they were anybody's: a VM of this host that had them, and has died or was left, may have
-/// left something since that was looked for last. What is finished locks the images itself, so they are given up for that with `unlock`, and taken
+/// left something since that was looked for last, in an area or elsewhere. What is finished locks the images itself, so they are given up for that with `unlock`, and taken
 /// again with `lock`, until nothing is found while they are locked. `own` is the directory of who asks, if there is one.
 pub(super) fn finish_left_meanwhile(
     disks: &[Attached],
+    journals: &[&Path],
     own: Option<&Path>,
     brought: &mut BroughtHome,
     unlock: impl Fn(),
     lock: impl Fn() -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
     let mut looked_at: HashSet<PathBuf> = own.map(Path::to_owned).into_iter().collect();
+    let mut marks = HashSet::new();
     loop {
         refuse_left(disks)?;
-        if !has_area_but(disks, &mut looked_at)? {
+        if !has_area_but(disks, &mut looked_at)? && !has_elsewhere_but(disks, &mut marks) {
             return Ok(());
         }
         unlock();
         finish_areas_but(disks, &mut looked_at, brought)?;
+        finish_elsewhere(disks, journals, brought)?;
         lock()?;
     }
 }
@@ -113,6 +116,15 @@ fn has_area_but(disks: &[Attached], looked_at: &mut HashSet<PathBuf>) -> anyhow:
 fn is_marked_for(disks: &[Attached], area: &Path) -> anyhow::Result<bool> {
     let images: Vec<&Path> = disks.iter().map(|disk| disk.options.path.as_path()).collect();
     placement::is_marked_for(area, &images).context("looking for amberlog's marks on its images")
+}
+
+/// Whether regions of NVM or journal servers of these disks have something for them, as their images say with a mark that was not seen yet.
+fn has_elsewhere_but(disks: &[Attached], marks: &mut HashSet<Vec<u8>>) -> bool {
+    let images: Vec<&Path> = disks.iter().map(|disk| disk.options.path.as_path()).collect();
+    // What cannot be read is found out, and said, by whoever looks for their journals.
+    let found = placement::marked_elsewhere(&images).unwrap_or_default();
+    let has_place = |disk: usize| disks[disk].options.nvm.is_some() || disks[disk].options.remote.is_some();
+    found.into_iter().filter(|(disk, mark)| has_place(*disk) && marks.insert(mark.to_vec())).count() > 0
 }
 
 /// Locks all of these images; or none, where somebody has the one that is given.
@@ -363,7 +375,8 @@ mod tests {
             let images = [image_of(&disks[0].options.path)];
             lock_all(&images).expect("they are free");
             let unlock = || images[0].unlock();
-            let begun = finish_left_meanwhile(disks, None, &mut BroughtHome::default(), unlock, || lock_all(&images));
+            let begun =
+                finish_left_meanwhile(disks, &[], None, &mut BroughtHome::default(), unlock, || lock_all(&images));
             assert!(is_locked(images[0].path()));
             begun.map_err(|error| format!("{error:#}"))
         };
@@ -377,6 +390,35 @@ mod tests {
         assert!(why.contains("held in memory for a VM that runs"), "{why}");
         other.journals.directory().remove();
         begins(&disks).expect("nothing holds anything of it");
+    }
+
+    /// A VM has a disk when its region is looked at, and dies before this one has the locks.
+    #[test]
+    fn what_was_left_elsewhere_before_images_were_locked_is_brought_home() {
+        let directory = tempfile::tempdir_in("/dev/shm").expect("tmpfs");
+        let path = directory.path().join("image");
+        ExtRecipe::ext4(32, 4).make(&path).expect("made");
+        let region = directory.path().join("region");
+        let options =
+            VmOptions::for_test(&[&format!("{},placement=nvm={},nvm-size=64", path.display(), region.display())]);
+        let attached = || {
+            let mut disks = options.attach().expect("a disk");
+            super::super::nvm::open(&options.disks[0], &mut disks[0].options).expect("a region");
+            disks
+        };
+        let disks = attached();
+        let other = Other::new(&directory.path().join("others"), &disks);
+        other.mount();
+        other.journals.directory().remove();
+        // It dies, and so does its lock.
+        let as_left = directory.path().join("as left");
+        std::fs::copy(&region, &as_left).and_then(|_| std::fs::rename(&as_left, &region)).expect("replaced");
+        let (disks, images, marked) = (attached(), [image_of(&path)], placement::marked_elsewhere(&[&path]));
+        assert_eq!(marked.expect("read").len(), 1);
+        lock_all(&images).expect("they are free");
+        let (unlock, mut brought) = (|| images[0].unlock(), BroughtHome::default());
+        finish_left_meanwhile(&disks, &[], None, &mut brought, unlock, || lock_all(&images)).expect("it begins");
+        assert!(is_locked(&path) && placement::marked_elsewhere(&[&path]).expect("read").is_empty());
     }
 
     fn code(error: &anyhow::Error) -> String {

@@ -830,7 +830,7 @@ impl Migration {
         // When its VM was prepared they were looked at, too, and were anybody's from then on.
         let unlock = || self.images.iter().for_each(|image| image.unlock());
         let own = Some(self.journals.directory().path());
-        finish_left_meanwhile(&self.attached, own, brought, unlock, || self.lock_again())?;
+        finish_left_meanwhile(&self.attached, &[], own, brought, unlock, || self.lock_again())?;
         for (image, disk) in self.images.iter().zip(&self.attached) {
             if !disk.is_raw {
                 crate::raw::require(image.path())?;
