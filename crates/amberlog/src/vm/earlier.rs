@@ -57,74 +57,127 @@ pub(super) fn refuse_left(disks: &[Attached]) -> anyhow::Result<()> {
 
 /// Finishes what an earlier process left for these images in areas in tmpfs.
 pub(super) fn finish_areas(disks: &[Attached], brought: &mut BroughtHome) -> anyhow::Result<()> {
-    finish_areas_but(disks, &mut HashSet::new(), brought)
+    LeftMeanwhile::default().finish_areas(disks, brought)
 }
 
 /// The same once the images are locked. Until then they were anybody's: a VM of this host that had them, and has died or was left, may have
-/// left something since that was looked for last, in an area or elsewhere. What is finished locks the images itself, so they are given up for that with `unlock`, and taken
-/// again with `lock`, until nothing is found while they are locked. `own` is the directory of who asks, if there is one.
+/// left something since that was looked for last, in an area or elsewhere. What is finished locks the images itself, so they are given up for that with
+/// `unlock`, and taken again with `lock`, until nothing is found while they are locked.
 pub(super) fn finish_left_meanwhile(
     disks: &[Attached],
     journals: &[&Path],
-    own: Option<&Path>,
     brought: &mut BroughtHome,
     unlock: impl Fn(),
     lock: impl Fn() -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
-    let mut looked_at: HashSet<PathBuf> = own.map(Path::to_owned).into_iter().collect();
-    let mut marks = HashSet::new();
-    loop {
-        refuse_left(disks)?;
-        if !has_area_but(disks, &mut looked_at)? && !has_elsewhere_but(disks, &mut marks) {
-            return Ok(());
-        }
+    let mut left = LeftMeanwhile::default();
+    while left.is_there(disks)? {
         unlock();
-        finish_areas_but(disks, &mut looked_at, brought)?;
-        finish_elsewhere(disks, journals, brought)?;
+        left.finish(disks, journals, brought)?;
         lock()?;
     }
+    Ok(())
 }
 
-/// Whether there is an area that was not looked at yet, and may hold something for one of these images, which are locked. One that is in use holds
-/// nothing for them if its VM has given them up: then no mark on them names it any more. Where one does, it is a VMM's that has outlived its worker
-/// and its daemon, and the locks with these: what is held there is on none of them, and cannot be had before that VMM ends.
-fn has_area_but(disks: &[Attached], looked_at: &mut HashSet<PathBuf>) -> anyhow::Result<bool> {
-    let registries = placement::own_places()?;
-    for (disk, registry) in disks.iter().flat_map(|disk| registries.iter().map(move |registry| (disk, registry))) {
-        loop {
-            let next = next_area(&disk.options.path, registry, &mut looked_at.clone())?;
-            let Some((left, is_by_key)) = next else { break };
-            match take_over(&left, registry, Instant::now() + PATIENCE) {
-                Ok(_) => return Ok(true),
-                Err(error @ DirectoryError::InUse { .. }) => {
-                    if is_marked_for(disks, &left)? {
-                        refuse_in_use(&left, is_by_key, disk, error)?;
+/// What was left for images until they were locked, for who looks more than once.
+#[derive(Debug, Default)]
+pub(super) struct LeftMeanwhile {
+    /// Areas that were finished, and that of who asks.
+    done: HashSet<PathBuf>,
+    /// Those that were in use when the images were locked last, and held nothing for them.
+    in_use: HashSet<PathBuf>,
+    /// What images said of logs that are elsewhere, when that was looked for.
+    marks: HashSet<Vec<u8>>,
+}
+
+impl LeftMeanwhile {
+    /// For who has a directory of his own.
+    pub(super) fn for_other_than(own: &Path) -> Self {
+        LeftMeanwhile { done: HashSet::from([own.to_owned()]), ..LeftMeanwhile::default() }
+    }
+
+    /// Whether there is something for these images, which are locked, that was not looked at yet.
+    ///
+    /// # Errors
+    /// When they are not to be used.
+    pub(super) fn is_there(&mut self, disks: &[Attached]) -> anyhow::Result<bool> {
+        refuse_left(disks)?;
+        let has_area = self.has_area(disks)?;
+        Ok(self.has_elsewhere(disks) || has_area)
+    }
+
+    /// Finishes that, once they are not locked any more. Each is looked at once: what of it is for other images stays.
+    ///
+    /// # Errors
+    /// When something cannot be brought home.
+    pub(super) fn finish(
+        &mut self,
+        disks: &[Attached],
+        journals: &[&Path],
+        brought: &mut BroughtHome,
+    ) -> anyhow::Result<()> {
+        self.finish_areas(disks, brought)?;
+        finish_elsewhere(disks, journals, brought)
+    }
+
+    /// An area that is in use holds nothing for them if its VM has given them up: then no mark on them names it any more. Where one does, it is a
+    /// VMM's that has outlived its worker and its daemon, and the locks with these: what is held there is on none of them, and cannot be had before
+    /// that VMM ends. Whether it is so is asked each time anew, for they were anybody's in between.
+    fn has_area(&mut self, disks: &[Attached]) -> anyhow::Result<bool> {
+        self.in_use.clear();
+        let (mut looked_at, mut has_area) = (self.done.clone(), false);
+        let registries = placement::own_places()?;
+        for (disk, registry) in disks.iter().flat_map(|disk| registries.iter().map(move |registry| (disk, registry))) {
+            while let Some((left, is_by_key)) = next_area(&disk.options.path, registry, &mut looked_at)? {
+                match take_over(&left, registry, Instant::now() + PATIENCE) {
+                    Ok(_) => has_area = true,
+                    Err(error @ DirectoryError::InUse { .. }) => {
+                        if is_marked_for(disks, &left)? {
+                            refuse_in_use(&left, is_by_key, disk, error)?;
+                        }
+                        self.in_use.insert(left);
                     }
-                    looked_at.insert(left);
+                    Err(error) if error.is_missing() => {}
+                    Err(error) => return Err(error.into()),
                 }
-                Err(error) if error.is_missing() => {
-                    looked_at.insert(left);
-                }
-                Err(error) => return Err(error.into()),
             }
         }
+        Ok(has_area)
     }
-    Ok(false)
+
+    /// Whether regions of NVM or journal servers of these disks have something for them, as their images say with a mark that was not seen yet.
+    fn has_elsewhere(&mut self, disks: &[Attached]) -> bool {
+        let images: Vec<&Path> = disks.iter().map(|disk| disk.options.path.as_path()).collect();
+        // What cannot be read is found out, and said, by whoever looks for their journals.
+        let found = placement::marked_elsewhere(&images).unwrap_or_default();
+        let has_place = |disk: usize| disks[disk].options.nvm.is_some() || disks[disk].options.remote.is_some();
+        found.into_iter().filter(|(disk, mark)| has_place(*disk) && self.marks.insert(mark.to_vec())).count() > 0
+    }
+
+    fn finish_areas(&mut self, disks: &[Attached], brought: &mut BroughtHome) -> anyhow::Result<()> {
+        let mut looked_at: HashSet<PathBuf> = self.done.union(&self.in_use).cloned().collect();
+        let registries = placement::own_places()?;
+        for (disk, registry) in disks.iter().flat_map(|disk| registries.iter().map(move |registry| (disk, registry))) {
+            // One that is gone may have been named in front of another one.
+            while let Some((left, is_by_key)) = next_area(&disk.options.path, registry, &mut looked_at)? {
+                finish_area(&left, is_by_key, registry, disk, disks, brought)?;
+                self.done.insert(left);
+            }
+        }
+        for disk in disks {
+            // What cannot be read is said by whoever opens it to serve it.
+            if let Ok(Some(sentence)) = placement::held_by_another(&disk.options.path) {
+                return Err(FinishError::Refused(sentence).into());
+            }
+        }
+        Ok(())
+    }
 }
 
 /// Whether one of these images says that this area has a journal of theirs.
 fn is_marked_for(disks: &[Attached], area: &Path) -> anyhow::Result<bool> {
     let images: Vec<&Path> = disks.iter().map(|disk| disk.options.path.as_path()).collect();
     placement::is_marked_for(area, &images).context("looking for amberlog's marks on its images")
-}
-
-/// Whether regions of NVM or journal servers of these disks have something for them, as their images say with a mark that was not seen yet.
-fn has_elsewhere_but(disks: &[Attached], marks: &mut HashSet<Vec<u8>>) -> bool {
-    let images: Vec<&Path> = disks.iter().map(|disk| disk.options.path.as_path()).collect();
-    // What cannot be read is found out, and said, by whoever looks for their journals.
-    let found = placement::marked_elsewhere(&images).unwrap_or_default();
-    let has_place = |disk: usize| disks[disk].options.nvm.is_some() || disks[disk].options.remote.is_some();
-    found.into_iter().filter(|(disk, mark)| has_place(*disk) && marks.insert(mark.to_vec())).count() > 0
 }
 
 /// Locks all of these images; or none, where somebody has the one that is given.
@@ -157,35 +210,14 @@ pub(super) fn lock_all<I: Borrow<Image>>(images: &[I]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Finishes those areas that were not looked at yet.
-fn finish_areas_but(
-    disks: &[Attached],
-    looked_at: &mut HashSet<PathBuf>,
-    brought: &mut BroughtHome,
-) -> anyhow::Result<()> {
-    let registries = placement::own_places()?;
-    for (disk, registry) in disks.iter().flat_map(|disk| registries.iter().map(move |registry| (disk, registry))) {
-        // One that is gone may have been named in front of another one.
-        while let Some((left, is_by_key)) = next_area(&disk.options.path, registry, looked_at)? {
-            finish_area(&left, is_by_key, registry, disk, disks, brought)?;
-        }
-    }
-    for disk in disks {
-        // What cannot be read is said by whoever opens it to serve it.
-        if let Ok(Some(sentence)) = placement::held_by_another(&disk.options.path) {
-            return Err(FinishError::Refused(sentence).into());
-        }
-    }
-    Ok(())
-}
-
 /// An area that may hold something for this image and was not looked at yet, and whether it is the image itself that is named for it.
 fn next_area(
     path: &Path,
     registry: &Path,
     looked_at: &mut HashSet<PathBuf>,
 ) -> anyhow::Result<Option<(PathBuf, bool)>> {
-    let by_key = AreaDirectory::find(registry, path).map_err(|error| missing(path, error))?;
+    let by_key = AreaDirectory::find_but(registry, path, |area| looked_at.contains(area));
+    let by_key = by_key.map_err(|error| missing(path, error))?;
     let is_by_key = by_key.is_some();
     // What cannot be read is found out, and said, by whoever opens it to serve it.
     let by_mark = || placement::area_of_marked(registry, path).ok().flatten();
@@ -375,8 +407,7 @@ mod tests {
             let images = [image_of(&disks[0].options.path)];
             lock_all(&images).expect("they are free");
             let unlock = || images[0].unlock();
-            let begun =
-                finish_left_meanwhile(disks, &[], None, &mut BroughtHome::default(), unlock, || lock_all(&images));
+            let begun = finish_left_meanwhile(disks, &[], &mut BroughtHome::default(), unlock, || lock_all(&images));
             assert!(is_locked(images[0].path()));
             begun.map_err(|error| format!("{error:#}"))
         };
@@ -417,7 +448,7 @@ mod tests {
         assert_eq!(marked.expect("read").len(), 1);
         lock_all(&images).expect("they are free");
         let (unlock, mut brought) = (|| images[0].unlock(), BroughtHome::default());
-        finish_left_meanwhile(&disks, &[], None, &mut brought, unlock, || lock_all(&images)).expect("it begins");
+        finish_left_meanwhile(&disks, &[], &mut brought, unlock, || lock_all(&images)).expect("it begins");
         assert!(is_locked(&path) && placement::marked_elsewhere(&[&path]).expect("read").is_empty());
     }
 

@@ -13,7 +13,7 @@ mod state;
 mod users;
 mod wishes;
 
-use super::earlier::{BroughtHome, finish_left_meanwhile, try_lock_all};
+use super::earlier::{BroughtHome, LeftMeanwhile};
 use super::{Attached, VmOptions};
 use crate::worker::Line;
 use anyhow::Context;
@@ -131,6 +131,12 @@ struct Inner {
     /// Why something could not be done, as it was last.
     trouble: Option<String>,
     is_quitting: bool,
+}
+
+/// A guest for which images are prepared, that may have to be given up for a moment and taken again.
+struct Coming {
+    left: LeftMeanwhile,
+    brought: BroughtHome,
 }
 
 impl Inner {
@@ -400,6 +406,7 @@ impl Migration {
     fn work(&self) {
         let mut busy_since: Option<Instant> = None;
         let mut next_try: Option<Instant> = None;
+        let mut coming: Option<Coming> = None;
         let mut inner = self.lock();
         loop {
             if inner.is_quitting {
@@ -435,14 +442,29 @@ impl Migration {
                     Some(LOCK_PAUSE)
                 }
                 task @ (Task::Adopt | Task::Prepare) => {
+                    // What was looked at for another guest may be something else by now.
+                    coming = coming.filter(|_| inner.state.was_let_go());
                     drop(inner);
-                    let looked = if task == Task::Adopt { self.adopt() } else { self.prepare() };
-                    let refusal = looked.err().map(|error| format!("{error:#}"));
-                    if let Some(why) = &refusal {
-                        log::error!("vm {}: its guest cannot go on here: {why}", self.name);
-                    } else {
-                        self.note_ours();
-                    }
+                    let looked = match task {
+                        Task::Adopt => self.adopt().map(|()| true),
+                        _ => self.prepare(coming.get_or_insert_with(|| self.coming())),
+                    };
+                    let refusal = match looked {
+                        Ok(true) => {
+                            self.note_ours();
+                            None
+                        }
+                        // They are to be taken again.
+                        Ok(false) => {
+                            inner = self.lock();
+                            continue;
+                        }
+                        Err(error) => {
+                            let why = format!("{error:#}");
+                            log::error!("vm {}: its guest cannot go on here: {why}", self.name);
+                            Some(why)
+                        }
+                    };
                     inner = self.lock();
                     if !inner.state.looked_for(&task, refusal) {
                         drop(inner);
@@ -768,23 +790,6 @@ impl Migration {
         true
     }
 
-    /// Takes the images once more, of which no guest has used one, after something was brought home to them: waits for whoever was faster.
-    fn lock_again(&self) -> anyhow::Result<()> {
-        let mut busy_since = Instant::now();
-        while try_lock_all(&self.images)?.is_some() {
-            anyhow::ensure!(!self.lock().is_quitting, "this process ends");
-            if busy_since.elapsed() > LOCK_PATIENCE {
-                self.say("its guest has come, and waits: another process or host has taken one of its images");
-                busy_since = Instant::now() + Duration::from_secs(60);
-            }
-            std::thread::sleep(LOCK_PAUSE);
-        }
-        let found = seals_on(&self.images)?;
-        self.lock().state.note_found(found);
-        self.measure();
-        Ok(())
-    }
-
     fn note_ours(&self) {
         let _ = self.line.say(&Said::Forget { key: NOT_OURS.to_owned() }, &[]);
         self.line.settle();
@@ -820,23 +825,39 @@ impl Migration {
         Ok(())
     }
 
-    /// A guest begins.
-    fn prepare(&self) -> anyhow::Result<()> {
-        let mut brought = BroughtHome::default();
-        self.prepare_after(&mut brought).map_err(|error| brought.but(error))
+    fn coming(&self) -> Coming {
+        let left = LeftMeanwhile::for_other_than(self.journals.directory().path());
+        Coming { left, brought: BroughtHome::default() }
     }
 
-    fn prepare_after(&self, brought: &mut BroughtHome) -> anyhow::Result<()> {
+    /// A guest begins. False where the images are to be taken once more before it can.
+    fn prepare(&self, coming: &mut Coming) -> anyhow::Result<bool> {
+        let Coming { left, brought } = coming;
+        self.prepare_after(left, brought).map_err(|error| brought.but(error))
+    }
+
+    fn prepare_after(&self, left: &mut LeftMeanwhile, brought: &mut BroughtHome) -> anyhow::Result<bool> {
         // When its VM was prepared they were looked at, too, and were anybody's from then on.
-        let unlock = || self.images.iter().for_each(|image| image.unlock());
-        let own = Some(self.journals.directory().path());
-        finish_left_meanwhile(&self.attached, &[], own, brought, unlock, || self.lock_again())?;
+        if left.is_there(&self.attached)? {
+            self.let_go()?;
+            left.finish(&self.attached, &[], brought)?;
+            return Ok(false);
+        }
         for (image, disk) in self.images.iter().zip(&self.attached) {
             if !disk.is_raw {
                 crate::raw::require(image.path())?;
             }
         }
-        Ok(self.journals.look_again(&self.written_to())?)
+        self.journals.look_again(&self.written_to())?;
+        Ok(true)
+    }
+
+    /// Gives the images up for somebody who needs the locks, which no guest has used since they were taken.
+    fn let_go(&self) -> anyhow::Result<()> {
+        let _closed = self.users.close(LAST_PATIENCE).context("somebody makes an image larger")?;
+        self.lock().state.lets_go();
+        self.images.iter().for_each(|image| image.unlock());
+        Ok(())
     }
 
     fn begins(&self, disk: usize, positions: &[(u16, u16)], start: Start) -> Begin {
@@ -999,7 +1020,7 @@ mod tests {
         let journals = Journals::awaiting(&memory, area("vms").expect("made"), journals).expect("journals");
         let (line, _supervisor) = Line::to_nobody();
         let begin = || Migration::new(&line, &journals, std::slice::from_ref(&image), &options, Beginning::Awaited);
-        let migration = begin().expect("begun");
+        let left = begin().expect("begun");
         let other = Image::open_unlocked(&path, ImageOptions::default()).expect("an image");
         let is_ours = || {
             let is_free = other.try_lock().expect("a lock");
@@ -1009,7 +1030,7 @@ mod tests {
             !is_free
         };
         {
-            let (mut inner, start) = (migration.lock(), Instant::now());
+            let (mut inner, start) = (left.lock(), Instant::now());
             inner.state = State::new(1, Holds::Ours);
             inner.state.was_left(&[true]);
             inner.left_since = Some(start);
@@ -1017,29 +1038,52 @@ mod tests {
             assert_eq!(inner.those_away(start + 2 * COMING_PATIENCE), [0]);
         }
         let migration = begin().expect("begun");
+        let begins = || migration.lock().state.begins(0, &[(0, 0)], Start::Fresh);
+        let is_coming = || {
+            assert_eq!(begins(), Begin::Wait);
+            assert!(migration.take() && is_ours(), "nobody has them");
+            assert_eq!((begins(), migration.lock().state.task()), (Begin::Wait, Task::Prepare));
+        };
         // It has died.
         let left = area("others").expect("made");
         left.register(&path).expect("registered");
         let left_at = left.path().to_owned();
         drop(left);
-        assert!(image.try_lock().expect("a lock") && left_at.exists());
-        migration.prepare().expect("its guest begins");
-        assert!(!left_at.exists() && is_ours(), "it is finished, by somebody who needs the locks");
-        // It lives, and has given the image up.
+        is_coming();
+        let mut coming = migration.coming();
+        assert!(!migration.prepare(&mut coming).expect("it is finished"), "by somebody who needs the locks");
+        assert!(!left_at.exists() && !is_ours() && migration.check_ours().is_err(), "they are anybody's");
+        // Somebody has them meanwhile, for whom nobody waits whose VMM has gone.
+        assert!(other.try_lock().expect("a lock") && !migration.take());
+        migration.gone(0);
+        assert_eq!(migration.lock().state.task(), Task::Nothing);
+        other.unlock();
+        is_coming();
+        // It lives, and has given the image up. What died before it was served as another's is named behind that one.
+        let left = area("others").expect("made");
         let living = area("others").expect("made");
-        living.register(&path).expect("registered");
-        migration.prepare().expect("its guest begins");
-        assert!(living.path().exists() && is_ours());
-        living.remove();
+        [&left, &living].iter().for_each(|area| area.register(&path).expect("registered"));
+        let left_at = left.path().to_owned();
+        drop(left);
+        let mut coming = migration.coming();
+        assert!(!migration.prepare(&mut coming).expect("it is finished") && !left_at.exists());
+        is_coming();
+        assert!(migration.prepare(&mut coming).expect("its guest begins") && is_ours());
+        // By now it has died, and what it has may be something again.
+        let living_at = living.path().to_owned();
+        assert!(living_at.exists());
+        drop(living);
+        assert!(!migration.prepare(&mut coming).expect("it is finished") && !living_at.exists());
+        is_coming();
         // Its guest waits for the next daemon.
         let pid = std::process::id() as i32;
         let guest =
             LeftGuest { vm: "db".to_owned(), pid, started: placement::process_started_at(pid).expect("it lives") };
         placement::note_left_guest(&path, &guest).expect("noted");
-        let refused = migration.prepare();
+        let refused = migration.prepare(&mut migration.coming());
         placement::forget_left_guest(&path);
         assert!(refused.is_err() && is_ours());
-        migration.prepare().expect("its guest begins");
+        assert!(migration.prepare(&mut migration.coming()).expect("its guest begins"));
         journals.directory().remove();
     }
 
