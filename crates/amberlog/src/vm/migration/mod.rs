@@ -40,6 +40,8 @@ const NOT_OURS: &str = "images not ours";
 const BEGUN: &str = "begun ";
 /// And those that say where the rings of a disk were stopped, and whether these are all.
 const STOPPED: &str = "stopped ";
+/// Kept of a guest that was left: the names of its disks of which nothing was heard since.
+const UNHEARD_OF: &str = "unheard of";
 /// Kept while the images are owed to a guest that was moved, and waits for them.
 const OWES_GIVING_UP: &str = "owes giving up";
 /// Kept of journals that are on storage for as long as their guest is being moved: where they go back to.
@@ -170,6 +172,7 @@ pub struct KeptMigration {
     /// Nothing where they were locked; the seals with which they were given up, if they were.
     not_ours: Option<Option<Vec<Option<Seal>>>>,
     begun: Vec<String>,
+    unheard_of: Vec<String>,
     stopped: BTreeMap<String, Stopped>,
     owes_giving_up: bool,
     wishes: Option<String>,
@@ -196,9 +199,11 @@ impl KeptMigration {
             stopped.insert(name, serde_json::from_str(&text).context("what is kept of rings that were stopped")?);
         }
         let begun = kept.all(BEGUN).into_iter().map(|(name, _)| name).collect();
+        let unheard_of = kept.data(UNHEARD_OF).map(serde_json::from_str).transpose();
         Ok(KeptMigration {
             not_ours,
             begun,
+            unheard_of: unheard_of.context("what is kept of disks that may have been unplugged")?.unwrap_or_default(),
             stopped,
             owes_giving_up: kept.data(OWES_GIVING_UP).is_some(),
             wishes: kept.data(WISHES).map(str::to_owned),
@@ -235,6 +240,7 @@ impl Migration {
         beginning: Beginning,
     ) -> anyhow::Result<Arc<Self>> {
         let mut wishes = Wishes::default();
+        let mut left_since = None;
         let state = match beginning {
             Beginning::Ours => {
                 let mut state = State::new(images.len(), Holds::Ours);
@@ -246,8 +252,9 @@ impl Migration {
                 if let Some(text) = &kept.wishes {
                     wishes = Wishes::kept(text).context("what is kept of journals that go back")?;
                 }
-                let names = journals.disks().iter().map(|disk| disk.options.name.clone());
-                let begun: Vec<bool> = names.map(|name| kept.begun.contains(&name)).collect();
+                let names = || journals.disks().iter().map(|disk| &disk.options.name);
+                let begun: Vec<bool> = names().map(|name| kept.begun.contains(name)).collect();
+                let unheard_of: Vec<bool> = names().map(|name| kept.unheard_of.contains(name)).collect();
                 let holds = match kept.not_ours {
                     None => Holds::Ours,
                     Some(None) => Holds::Awaited,
@@ -260,6 +267,9 @@ impl Migration {
                 let mut state = State::new(images.len(), holds);
                 state.note_found(seals_on(images)?);
                 state.goes_on(&begun);
+                state.goes_on_without(&unheard_of);
+                // Its VMM comes again with all that it has.
+                left_since = unheard_of.contains(&true).then(Instant::now);
                 if kept.owes_giving_up {
                     state.owed_giving_up();
                 }
@@ -287,7 +297,7 @@ impl Migration {
                 handles: Vec::new(),
                 pausing: None,
                 is_over: false,
-                left_since: None,
+                left_since,
                 is_handed_over: false,
                 trouble: None,
                 is_quitting: false,
@@ -308,7 +318,8 @@ impl Migration {
             inner.state.was_left(used);
             inner.left_since = Some(Instant::now());
         }
-        // The next worker finds a guest that has begun, and no seal.
+        // The next worker finds a guest that has begun, and no seal; and has to know before that for which disks nobody may come.
+        self.keep_unheard_of();
         for disk in self.journals.disks().iter().zip(used).filter_map(|(disk, is_used)| is_used.then_some(disk)) {
             let _ = self.line.keep(&format!("{BEGUN}{}", disk.options.name), "", None);
         }
@@ -862,6 +873,7 @@ impl Migration {
 
     fn begins(&self, disk: usize, positions: &[(u16, u16)], start: Start) -> Begin {
         let mut inner = self.lock();
+        let was_unheard_of = inner.state.unheard_of().contains(&disk);
         let had_begun = inner.state.has_begun(disk);
         let before = inner.state.stopped_rings(disk);
         let owed_giving_up = inner.state.owes_giving_up();
@@ -875,6 +887,9 @@ impl Migration {
         if stays {
             self.owes_nothing();
         }
+        if was_unheard_of {
+            self.keep_unheard_of();
+        }
         if before != after {
             self.keep_stopped(disk, &after);
         }
@@ -884,6 +899,17 @@ impl Migration {
             self.line.settle();
         }
         begin
+    }
+
+    /// One that is not heard by whoever follows this process counts for a while as one that may be about to come: its door has it come at once.
+    fn keep_unheard_of(&self) {
+        // Told under the lock, so that what is told last is what is so.
+        let inner = self.lock();
+        let unheard_of = inner.state.unheard_of();
+        let names: Vec<&str> =
+            unheard_of.into_iter().map(|disk| self.journals.disk(disk).options.name.as_str()).collect();
+        let text = serde_json::to_string(&names).expect("names are text");
+        let _ = self.line.keep(UNHEARD_OF, &text, None);
     }
 
     /// On return whoever follows this process knows it.
@@ -905,11 +931,16 @@ impl Migration {
 
     fn stopped(&self, disk: usize, positions: &[(u16, u16)]) {
         let mut inner = self.lock();
+        let unheard_of = inner.state.unheard_of();
         let away = inner.those_away(Instant::now());
         let pause = inner.state.stopped(disk, positions);
         let stopped: Vec<_> =
             away.into_iter().chain([disk]).map(|disk| (disk, inner.state.stopped_rings(disk))).collect();
+        let is_heard = inner.state.unheard_of() != unheard_of;
         drop(inner);
+        if is_heard {
+            self.keep_unheard_of();
+        }
         // Before the VMM is answered, which asks no second time.
         stopped.iter().for_each(|(disk, stopped)| self.keep_stopped(*disk, stopped));
         if pause == Pause::Stay {
@@ -926,8 +957,12 @@ impl Migration {
 
     fn gone(&self, disk: usize) {
         let mut inner = self.lock();
+        let was_unheard_of = inner.state.unheard_of().contains(&disk);
         inner.is_over |= inner.state.gone(disk);
         drop(inner);
+        if was_unheard_of {
+            self.keep_unheard_of();
+        }
         self.changed.notify_all();
     }
 
@@ -1004,20 +1039,75 @@ mod tests {
     use block_device::ImageOptions;
     use guest_memory::VmMemory;
     use placement::{AreaDirectory, JournalsOptions, LeftGuest};
+    use std::os::fd::OwnedFd;
+    use std::path::Path;
+    use supervision::Channel;
+
+    /// A VM with an image in this directory, without a guest.
+    fn vm_in(directory: &Path) -> (VmOptions, Arc<Image>, Arc<Journals>) {
+        let path = directory.join("image");
+        std::fs::File::create(&path).and_then(|file| file.set_len(1 << 20)).expect("an image");
+        let options = VmOptions::for_test(&[path.to_str().expect("a name")]);
+        let image = Arc::new(Image::open_unlocked(&path, ImageOptions::default()).expect("an image"));
+        let disks = options.attach().expect("a disk").into_iter().map(|disk| disk.options).collect();
+        let area = AreaDirectory::create(&directory.join("vms"), &placement::own_place()).expect("made");
+        let journals = JournalsOptions { disks, budget_bytes: 1 << 20, tracer: None };
+        let journals = Journals::awaiting(&VmMemory::new(), area, journals).expect("journals");
+        (options, image, journals)
+    }
+
+    /// Keeps what a worker says, until it has gone.
+    fn supervise(line: OwnedFd) -> JoinHandle<Kept> {
+        std::thread::spawn(move || {
+            let (channel, mut kept) = (Channel::from(line), Kept::default());
+            while let Some((said, descriptors)) = channel.receive::<Said>().expect("a message") {
+                if let Said::Settle = said {
+                    rustix::io::write(&descriptors[0], &[1]).expect("told");
+                } else {
+                    assert!(kept.heard(&said, descriptors).expect("there is room"));
+                }
+            }
+            kept
+        })
+    }
+
+    /// A guest was left with a disk that was unplugged then, and the worker that was told so has died.
+    #[test]
+    fn whoever_follows_knows_for_which_disks_of_a_left_guest_nobody_may_come() {
+        let directory = tempfile::tempdir_in("/dev/shm").expect("tmpfs");
+        let (options, image, journals) = vm_in(directory.path());
+        let begin = |line: &Arc<Line>, beginning| {
+            Migration::new(line, &journals, std::slice::from_ref(&image), &options, beginning).expect("begun")
+        };
+        let at = [(0, 5)];
+        for is_heard in [false, true] {
+            let (line, supervisor) = Line::to_nobody();
+            let supervisor = supervise(supervisor);
+            let migration = begin(&line, Beginning::Ours);
+            migration.was_left(&[true]);
+            if is_heard {
+                assert_eq!(migration.begins(0, &at, Start::Resumed), Begin::Yes(Start::Resumed));
+            }
+            drop((migration, line));
+            let kept = KeptMigration::of(&supervisor.join().expect("no panic")).expect("understood");
+            let (line, _supervisor) = Line::to_nobody();
+            let migration = begin(&line, Beginning::GoesOn(kept));
+            let (mut inner, now) = (migration.lock(), Instant::now());
+            assert!(inner.state.has_begun(0) && !inner.state.stopped_rings(0).1, "it runs, for all that is known");
+            assert_eq!(inner.those_away(now), [0; 0], "it may be about to come");
+            let away: &[usize] = if is_heard { &[] } else { &[0] };
+            assert_eq!(inner.those_away(now + 2 * COMING_PATIENCE), away);
+        }
+        journals.directory().remove();
+    }
 
     /// Its images were anybody's since its VM was prepared, and a VM of this host had them meanwhile.
     #[test]
     fn what_was_left_before_the_images_were_ours_is_looked_for_once_more() {
         let directory = tempfile::tempdir_in("/dev/shm").expect("tmpfs");
-        let path = directory.path().join("image");
-        std::fs::File::create(&path).and_then(|file| file.set_len(1 << 20)).expect("an image");
-        let options = VmOptions::for_test(&[path.to_str().expect("a name")]);
-        let image = Arc::new(Image::open_unlocked(&path, ImageOptions::default()).expect("an image"));
-        let disks = options.attach().expect("a disk").into_iter().map(|disk| disk.options).collect();
+        let (options, image, journals) = vm_in(directory.path());
+        let path = image.path().to_owned();
         let area = |name: &str| AreaDirectory::create(&directory.path().join(name), &placement::own_place());
-        let memory = VmMemory::new();
-        let journals = JournalsOptions { disks, budget_bytes: 1 << 20, tracer: None };
-        let journals = Journals::awaiting(&memory, area("vms").expect("made"), journals).expect("journals");
         let (line, _supervisor) = Line::to_nobody();
         let begin = || Migration::new(&line, &journals, std::slice::from_ref(&image), &options, Beginning::Awaited);
         let left = begin().expect("begun");

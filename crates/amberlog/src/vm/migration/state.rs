@@ -143,6 +143,19 @@ impl State {
         }
     }
 
+    /// The same where a worker before this one was told so, and had heard nothing of these disks yet. After [`State::goes_on`].
+    pub fn goes_on_without(&mut self, unheard_of: &[bool]) {
+        for (disk, is_unheard_of) in self.disks.iter_mut().zip(unheard_of) {
+            disk.is_unheard_of = disk.is_running && *is_unheard_of;
+        }
+    }
+
+    /// The disks of which nothing was heard yet since its guest was left: for whoever follows this process.
+    pub fn unheard_of(&self) -> Vec<usize> {
+        let all = self.disks.iter().enumerate();
+        all.filter_map(|(at, disk)| disk.is_unheard_of.then_some(at)).collect()
+    }
+
     /// Its VMM had the time to come with all disks that it has: those of which nothing was heard are none of its guest's any more. Gives them.
     pub fn has_not_come(&mut self) -> Vec<usize> {
         let away = self.disks.iter_mut().enumerate().filter(|(_, disk)| disk.is_unheard_of);
