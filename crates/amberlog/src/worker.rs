@@ -114,9 +114,9 @@ impl Line {
             let pair = rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None);
             pair.expect("a pair of sockets")
         };
-        let (ours, theirs) = pair();
+        let (channel, theirs) = Channel::pair().expect("a pair of sockets");
         let line = Line {
-            channel: Channel::from(ours),
+            channel,
             began: Instant::now(),
             kept: Mutex::default(),
             shut: Mutex::default(),

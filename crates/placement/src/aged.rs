@@ -118,7 +118,7 @@ fn wipe(
     (next, last): (u32, u32),
 ) -> Result<(), Error> {
     let which = (next, Some(last.wrapping_add(1)));
-    numbers::wipe(held, place, journal, which).map(drop).map_err(failed("clearing the journal's place"))
+    numbers::wipe(held, place, journal, which).map_err(failed("clearing the journal's place"))
 }
 
 /// The error mark: from here on storage is not good by itself. No compound has this number, or a later one.

@@ -576,8 +576,20 @@ impl AreaDirectory {
     /// # Errors
     /// When the image cannot be examined, or the directory is not ours alone.
     pub fn find(registry: &Path, image: &Path) -> Result<Option<PathBuf>, DirectoryError> {
+        Self::find_but(registry, image, |_| false)
+    }
+
+    /// The same, but for those that were looked at: there may be one behind.
+    ///
+    /// # Errors
+    /// As [`AreaDirectory::find`].
+    pub fn find_but(
+        registry: &Path,
+        image: &Path,
+        was_looked_at: impl Fn(&Path) -> bool,
+    ) -> Result<Option<PathBuf>, DirectoryError> {
         let key = image_key(image).map_err(system("examining", image))?;
-        for area in registry::find(registry, &key)? {
+        for area in registry::find(registry, &key)?.into_iter().filter(|area| !was_looked_at(area)) {
             let is_about = match OwnDirectory::open_allowing(&area, THROUGH) {
                 Ok(directory) => describes(&directory, &key)?,
                 Err(error) if error.is_missing() => false,

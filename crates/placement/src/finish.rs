@@ -188,7 +188,7 @@ pub(crate) fn finish_clearing(
     }
     let why_check = || why_check(held, place);
     replay(&mut LogReader { held, place, journal }, place, home, journal, why_check, || match compounds {
-        Some((first, last)) => numbers::wipe(held, place, journal, (first, Some(last.wrapping_add(1)))).map(drop),
+        Some((first, last)) => numbers::wipe(held, place, journal, (first, Some(last.wrapping_add(1)))),
         None => Ok(()),
     })
 }
@@ -462,7 +462,6 @@ fn clear_all_numbers(held: &HeldLog<'_>, place: &FoundLogPlace, journal: &Logged
 
 fn clear_numbers(held: &HeldLog<'_>, place: &FoundLogPlace, journal: &LoggedFile, next: u32) -> Result<(), Error> {
     numbers::wipe(held, place, journal, (next, held.numbered()))
-        .map(drop)
         .map_err(|error| failed("clearing the journal's place", error))
 }
 

@@ -191,13 +191,16 @@ pub(crate) struct LeftLogs {
 /// The area, if a registry knows of one, with a log that was opened under this number: the image that carries it may be a copy, or
 /// have another name or another file system by now.
 pub(crate) fn area_opened_as(registry: &Path, number: &[u8; 16]) -> Option<PathBuf> {
-    crate::registry::all_areas(registry).into_iter().find(|area| {
-        let Ok(directory) = OwnDirectory::open_allowing(area, THROUGH) else { return false };
-        directory.names().unwrap_or_default().iter().any(|name| {
-            let is_table = Path::new(name).extension().is_some_and(|ending| ending == "table");
-            let file = is_table.then(|| directory.file(name, How::Read).ok()).flatten();
-            file.and_then(|file| journal_area::opening_number_of(&file)).as_ref() == Some(number)
-        })
+    crate::registry::all_areas(registry).into_iter().find(|area| was_opened_in(area, number))
+}
+
+/// Whether an area has a log that was opened under this number.
+pub(crate) fn was_opened_in(area: &Path, number: &[u8; 16]) -> bool {
+    let Ok(directory) = OwnDirectory::open_allowing(area, THROUGH) else { return false };
+    directory.names().unwrap_or_default().iter().any(|name| {
+        let is_table = Path::new(name).extension().is_some_and(|ending| ending == "table");
+        let file = is_table.then(|| directory.file(name, How::Read).ok()).flatten();
+        file.and_then(|file| journal_area::opening_number_of(&file)).as_ref() == Some(number)
     })
 }
 

@@ -110,7 +110,7 @@ pub struct Journals {
     pub(crate) left: Mutex<Left>,
     /// What storage is to say of logs that were taken up so, as soon as nothing can go wrong any more.
     pub(crate) to_mark: Mutex<Vec<ToMark>>,
-    /// What was written into the places of logs when they were taken up, superblocks aside: on which disk, in bytes.
+    /// Where something may have been written into the places of logs to take them up, superblocks aside: on which disk, in bytes.
     pub(crate) written_to_go_on: Mutex<Vec<(usize, Range<u64>)>>,
     /// Logs that are not there any more, and are described still.
     forgotten: Mutex<Vec<journal_area::LogId>>,

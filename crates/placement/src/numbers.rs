@@ -29,7 +29,7 @@ pub(crate) fn may_meet(next: u32, numbered: Option<u32>) -> bool {
 }
 
 /// Overwrites the heads of what has such a number, but for blocks of the guest's own log that are in their places for want of memory: one of a
-/// transaction that is not committed has the next number itself. On return that is durable. Gives where, in bytes of the disk.
+/// transaction that is not committed has the next number itself. On return that is durable.
 ///
 /// This goes through the host's cache by pages. Where blocks of the log share theirs with homes ([`is_alone_in_its_page`]), no home write
 /// may be under way.
@@ -43,12 +43,11 @@ pub(crate) fn wipe(
     place: &FoundLogPlace,
     journal: &LoggedFile,
     (next, numbered): (u32, Option<u32>),
-) -> io::Result<Vec<u64>> {
-    let Some(numbered) = numbered.filter(|_| may_meet(next, numbered)) else { return Ok(Vec::new()) };
+) -> io::Result<()> {
+    let Some(numbered) = numbered.filter(|_| may_meet(next, numbered)) else { return Ok(()) };
     // A sector is whole or not: of a block that is half zeros a power cut would leave one that no kernel understands.
     let nothing = [0; SECTOR_BYTES];
     let failed_flushes = journal.failed_flushes();
-    let mut cleared = Vec::new();
     for position in 1..place.log_blocks {
         let Some(offset) = place.offset_of(position) else { continue };
         if held.location(position) == Location::Storage {
@@ -59,9 +58,7 @@ pub(crate) fn wipe(
         let meets = |number: u32| sequence::is_at_or_after(number, next) && sequence::is_after(numbered, number);
         if jbd2::peek(&head).is_some_and(|header| meets(header.sequence)) {
             journal.write_all_at(&nothing, offset)?;
-            cleared.push(offset);
         }
     }
-    journal.sync_since(failed_flushes)?;
-    Ok(cleared)
+    journal.sync_since(failed_flushes)
 }

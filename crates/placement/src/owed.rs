@@ -9,7 +9,7 @@ use crate::description::{AreaDirectory, ImageDescription, LogDescription, image_
 use crate::directory_error::DirectoryError;
 use crate::disk::{Disk, DiskSettings, PlacementKind};
 use crate::finish::dry_run_held;
-use crate::found::{FinishError, area_opened_as, open_logs};
+use crate::found::{FinishError, area_opened_as, open_logs, was_opened_in};
 use crate::held_mark::HeldMark;
 use crate::mark::MarkKind;
 use crate::registry::{
@@ -18,6 +18,7 @@ use crate::registry::{
 use crate::remote::{MarkFound, RemoteMark};
 use crate::scan;
 use crate::scan::{FoundLogPlace, offset_of};
+use crate::stored::{Says, Stored};
 use jbd2::{SUPERBLOCK_BYTES, Superblock};
 use journal_area::FoundLog;
 use std::io;
@@ -135,6 +136,17 @@ pub fn area_of_marked(registry: &Path, image: &Path) -> io::Result<Option<PathBu
     }))
 }
 
+/// Whether storage says of a journal on these images, of which some may be journal devices of others, that an area has it.
+///
+/// # Errors
+/// When an image cannot be read.
+pub fn is_marked_for(area: &Path, images: &[&Path]) -> io::Result<bool> {
+    Ok(marks(images)?.iter().any(|log| match log.mark {
+        HeldMark::Ours(MarkKind::Held | MarkKind::Aged, opening) => was_opened_in(area, &opening.number),
+        _ => false,
+    }))
+}
+
 /// Why an image is not to be used although nothing of this user's holds anything for it: its journal was held in memory, and
 /// another user of this host has the very log. Nothing if nobody does; that somebody only says so does not count.
 ///
@@ -233,6 +245,23 @@ fn elsewhere_of(images: &[PathBuf], or_from_copy: &str) -> io::Result<Vec<(PathB
         found.push((image.clone(), sentence));
     }
     Ok(found)
+}
+
+/// Those logs of these images that are in a region of NVM or on a journal server: of each the image that its file system is on, by its index, and what
+/// storage says, which is something else whenever somebody has had it meanwhile.
+///
+/// # Errors
+/// When an image cannot be read.
+pub fn marked_elsewhere(images: &[&Path]) -> io::Result<Vec<(usize, [u8; SUPERBLOCK_BYTES])>> {
+    let disks = images.iter().map(|image| look_at(image)).collect::<io::Result<Vec<_>>>()?;
+    let mut marked = Vec::new();
+    for place in scan::scan(&disks)?.all() {
+        let Some(raw) = superblock_of(&disks, &place)? else { continue };
+        if matches!(Stored::read(&raw).says, Says::Nvm(_) | Says::Remote(_)) {
+            marked.push((place.home_disk, raw));
+        }
+    }
+    Ok(marked)
 }
 
 /// The logs of an image that say that they are elsewhere.

@@ -32,10 +32,11 @@ use crate::description::{AreaDirectory, Description, LogDescription, WishDescrip
 use crate::disk::PlacementKind;
 use crate::finish::StoredLog;
 use crate::journals::{Journals, JournalsOptions};
+use crate::layout::LogRun;
 use crate::left::{Left, ToMark, Wish};
 use crate::log::{Log, Marked};
 use crate::mark::MarkKind;
-use crate::numbers::{self, SECTOR_BYTES};
+use crate::numbers;
 use crate::opening::mark_again;
 use crate::scan::FoundLogPlace;
 use crate::stored::{Says, Stored};
@@ -432,17 +433,25 @@ impl Journals {
     fn clear_last_compounds(&self, log: &Log, numbered: Option<u32>) -> io::Result<()> {
         let Some(next) = self.area.next_sequence(log.id) else { return Ok(()) };
         let Some(held) = self.area.log_now(log.id) else { return Ok(()) };
-        let cleared = numbers::wipe(&held, &log.place, &log.journal.file, (next, numbered))?;
-        let written = cleared.into_iter().map(|offset| (log.journal_disk, offset..offset + SECTOR_BYTES as u64));
-        self.written_to_go_on.lock().expect("no panic under this lock").extend(written);
-        Ok(())
+        if numbers::may_meet(next, numbered) {
+            self.note_written_to_go_on(log);
+        }
+        numbers::wipe(&held, &log.place, &log.journal.file, (next, numbered))
+    }
+
+    /// Its place may have been written to, now or by an earlier worker that has died before it told anybody: who comes after it does not find
+    /// what was there.
+    fn note_written_to_go_on(&self, log: &Log) {
+        let bytes = |run: &LogRun| run.offset..run.offset + u64::from(run.count) * u64::from(log.place.block_bytes);
+        let runs = log.place.runs.iter().map(|run| (log.journal_disk, bytes(run)));
+        self.written_to_go_on.lock().expect("no panic under this lock").extend(runs);
     }
 
     /// Where a disk may have been written to when its logs were taken up ([`Journals::resume`]), in bytes: whoever keeps account of what is written
     /// begins after that.
     pub fn written_to_go_on(&self, disk: usize) -> Vec<Range<u64>> {
-        let written = self.written_to_go_on.lock().expect("no panic under this lock");
-        let cleared = written.iter().filter(|(of, _)| *of == disk).map(|(_, range)| range.clone());
+        let cleared = self.written_to_go_on.lock().expect("no panic under this lock").clone();
+        let cleared = cleared.into_iter().filter(|(of, _)| *of == disk).map(|(_, range)| range);
         let logs = self.logs();
         let superblocks = logs.iter().filter(|log| log.journal_disk == disk).filter_map(|log| {
             let at = log.offset_of(0)?;
@@ -541,6 +550,10 @@ impl Journals {
             Found::Closed => {
                 // What the guest wrote home before is to be durable when storage says that no log is needed.
                 log.home.file.sync_data()?;
+                if books.is_closing && books.numbered.is_some() {
+                    // By an earlier worker that went on with it, perhaps, and has cleared its last compounds.
+                    self.note_written_to_go_on(log);
+                }
                 self.follow_wish(log);
             }
         }

@@ -235,7 +235,7 @@ fn prepare_after(
     let images = attached.iter().map(|disk| open_image(disk, false));
     let images = images.collect::<anyhow::Result<Vec<_>>>()?;
     let unlock = || images.iter().for_each(|image| image.unlock());
-    finish_left_meanwhile(&attached, None, brought, unlock, || lock_all(&images))?;
+    finish_left_meanwhile(&attached, &[], brought, unlock, || lock_all(&images))?;
     let mut prepared = Vec::new();
     for (disk, image) in attached.iter().zip(images) {
         let options = &disk.options;

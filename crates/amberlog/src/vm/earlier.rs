@@ -5,6 +5,7 @@
 
 use super::Attached;
 use crate::takeover::{PATIENCE, take_over};
+use anyhow::Context;
 use block_device::Image;
 use placement::{AreaDirectory, Brought, DirectoryError, FinishError};
 use recovery::{Report, Status};
@@ -56,48 +57,127 @@ pub(super) fn refuse_left(disks: &[Attached]) -> anyhow::Result<()> {
 
 /// Finishes what an earlier process left for these images in areas in tmpfs.
 pub(super) fn finish_areas(disks: &[Attached], brought: &mut BroughtHome) -> anyhow::Result<()> {
-    finish_areas_but(disks, &mut HashSet::new(), brought)
+    LeftMeanwhile::default().finish_areas(disks, brought)
 }
 
 /// The same once the images are locked. Until then they were anybody's: a VM of this host that had them, and has died or was left, may have
-/// left something since that was looked for last. What is finished locks the images itself, so they are given up for that with `unlock`, and taken
-/// again with `lock`, until nothing is found while they are locked. `own` is the directory of who asks, if there is one.
+/// left something since that was looked for last, in an area or elsewhere. What is finished locks the images itself, so they are given up for that with
+/// `unlock`, and taken again with `lock`, until nothing is found while they are locked.
 pub(super) fn finish_left_meanwhile(
     disks: &[Attached],
-    own: Option<&Path>,
+    journals: &[&Path],
     brought: &mut BroughtHome,
     unlock: impl Fn(),
     lock: impl Fn() -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
-    let mut looked_at: HashSet<PathBuf> = own.map(Path::to_owned).into_iter().collect();
-    loop {
-        refuse_left(disks)?;
-        if !has_area_but(disks, &mut looked_at)? {
-            return Ok(());
-        }
+    let mut left = LeftMeanwhile::default();
+    while left.is_there(disks)? {
         unlock();
-        finish_areas_but(disks, &mut looked_at, brought)?;
+        left.finish(disks, journals, brought)?;
         lock()?;
+    }
+    Ok(())
+}
+
+/// What was left for images until they were locked, for who looks more than once.
+#[derive(Debug, Default)]
+pub(super) struct LeftMeanwhile {
+    /// Areas that were finished, and that of who asks.
+    done: HashSet<PathBuf>,
+    /// Those that were in use when the images were locked last, and held nothing for them.
+    in_use: HashSet<PathBuf>,
+    /// What images said of logs that are elsewhere, when that was looked for.
+    marks: HashSet<Vec<u8>>,
+}
+
+impl LeftMeanwhile {
+    /// For who has a directory of his own.
+    pub(super) fn for_other_than(own: &Path) -> Self {
+        LeftMeanwhile { done: HashSet::from([own.to_owned()]), ..LeftMeanwhile::default() }
+    }
+
+    /// Whether there is something for these images, which are locked, that was not looked at yet.
+    ///
+    /// # Errors
+    /// When they are not to be used.
+    pub(super) fn is_there(&mut self, disks: &[Attached]) -> anyhow::Result<bool> {
+        refuse_left(disks)?;
+        let has_area = self.has_area(disks)?;
+        Ok(self.has_elsewhere(disks) || has_area)
+    }
+
+    /// Finishes that, once they are not locked any more. Each is looked at once: what of it is for other images stays.
+    ///
+    /// # Errors
+    /// When something cannot be brought home.
+    pub(super) fn finish(
+        &mut self,
+        disks: &[Attached],
+        journals: &[&Path],
+        brought: &mut BroughtHome,
+    ) -> anyhow::Result<()> {
+        self.finish_areas(disks, brought)?;
+        finish_elsewhere(disks, journals, brought)
+    }
+
+    /// An area that is in use holds nothing for them if its VM has given them up: then no mark on them names it any more. Where one does, it is a
+    /// VMM's that has outlived its worker and its daemon, and the locks with these: what is held there is on none of them, and cannot be had before
+    /// that VMM ends. Whether it is so is asked each time anew, for they were anybody's in between.
+    fn has_area(&mut self, disks: &[Attached]) -> anyhow::Result<bool> {
+        self.in_use.clear();
+        let (mut looked_at, mut has_area) = (self.done.clone(), false);
+        let registries = placement::own_places()?;
+        for (disk, registry) in disks.iter().flat_map(|disk| registries.iter().map(move |registry| (disk, registry))) {
+            while let Some((left, is_by_key)) = next_area(&disk.options.path, registry, &mut looked_at)? {
+                match take_over(&left, registry, Instant::now() + PATIENCE) {
+                    Ok(_) => has_area = true,
+                    Err(error @ DirectoryError::InUse { .. }) => {
+                        if is_marked_for(disks, &left)? {
+                            refuse_in_use(&left, is_by_key, disk, error)?;
+                        }
+                        self.in_use.insert(left);
+                    }
+                    Err(error) if error.is_missing() => {}
+                    Err(error) => return Err(error.into()),
+                }
+            }
+        }
+        Ok(has_area)
+    }
+
+    /// Whether regions of NVM or journal servers of these disks have something for them, as their images say with a mark that was not seen yet.
+    fn has_elsewhere(&mut self, disks: &[Attached]) -> bool {
+        let images: Vec<&Path> = disks.iter().map(|disk| disk.options.path.as_path()).collect();
+        // What cannot be read is found out, and said, by whoever looks for their journals.
+        let found = placement::marked_elsewhere(&images).unwrap_or_default();
+        let has_place = |disk: usize| disks[disk].options.nvm.is_some() || disks[disk].options.remote.is_some();
+        found.into_iter().filter(|(disk, mark)| has_place(*disk) && self.marks.insert(mark.to_vec())).count() > 0
+    }
+
+    fn finish_areas(&mut self, disks: &[Attached], brought: &mut BroughtHome) -> anyhow::Result<()> {
+        let mut looked_at: HashSet<PathBuf> = self.done.union(&self.in_use).cloned().collect();
+        let registries = placement::own_places()?;
+        for (disk, registry) in disks.iter().flat_map(|disk| registries.iter().map(move |registry| (disk, registry))) {
+            // One that is gone may have been named in front of another one.
+            while let Some((left, is_by_key)) = next_area(&disk.options.path, registry, &mut looked_at)? {
+                finish_area(&left, is_by_key, registry, disk, disks, brought)?;
+                self.done.insert(left);
+            }
+        }
+        for disk in disks {
+            // What cannot be read is said by whoever opens it to serve it.
+            if let Ok(Some(sentence)) = placement::held_by_another(&disk.options.path) {
+                return Err(FinishError::Refused(sentence).into());
+            }
+        }
+        Ok(())
     }
 }
 
-/// Whether there is an area that was not looked at yet, and may hold something for one of these images, which are locked. Whoever lives and has
-/// one has given them up, and holds nothing for them; what else their marks say, who looks at the journals finds out.
-fn has_area_but(disks: &[Attached], looked_at: &mut HashSet<PathBuf>) -> anyhow::Result<bool> {
-    let registries = placement::own_places()?;
-    for (disk, registry) in disks.iter().flat_map(|disk| registries.iter().map(move |registry| (disk, registry))) {
-        loop {
-            let Some((left, _)) = next_area(&disk.options.path, registry, &mut looked_at.clone())? else { break };
-            match take_over(&left, registry, Instant::now() + PATIENCE) {
-                Ok(_) => return Ok(true),
-                Err(error) if matches!(error, DirectoryError::InUse { .. }) || error.is_missing() => {
-                    looked_at.insert(left);
-                }
-                Err(error) => return Err(error.into()),
-            }
-        }
-    }
-    Ok(false)
+/// Whether one of these images says that this area has a journal of theirs.
+fn is_marked_for(disks: &[Attached], area: &Path) -> anyhow::Result<bool> {
+    let images: Vec<&Path> = disks.iter().map(|disk| disk.options.path.as_path()).collect();
+    placement::is_marked_for(area, &images).context("looking for amberlog's marks on its images")
 }
 
 /// Locks all of these images; or none, where somebody has the one that is given.
@@ -130,35 +210,14 @@ pub(super) fn lock_all<I: Borrow<Image>>(images: &[I]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Finishes those areas that were not looked at yet.
-fn finish_areas_but(
-    disks: &[Attached],
-    looked_at: &mut HashSet<PathBuf>,
-    brought: &mut BroughtHome,
-) -> anyhow::Result<()> {
-    let registries = placement::own_places()?;
-    for (disk, registry) in disks.iter().flat_map(|disk| registries.iter().map(move |registry| (disk, registry))) {
-        // One that is gone may have been named in front of another one.
-        while let Some((left, is_by_key)) = next_area(&disk.options.path, registry, looked_at)? {
-            finish_area(&left, is_by_key, registry, disk, disks, brought)?;
-        }
-    }
-    for disk in disks {
-        // What cannot be read is said by whoever opens it to serve it.
-        if let Ok(Some(sentence)) = placement::held_by_another(&disk.options.path) {
-            return Err(FinishError::Refused(sentence).into());
-        }
-    }
-    Ok(())
-}
-
 /// An area that may hold something for this image and was not looked at yet, and whether it is the image itself that is named for it.
 fn next_area(
     path: &Path,
     registry: &Path,
     looked_at: &mut HashSet<PathBuf>,
 ) -> anyhow::Result<Option<(PathBuf, bool)>> {
-    let by_key = AreaDirectory::find(registry, path).map_err(|error| missing(path, error))?;
+    let by_key = AreaDirectory::find_but(registry, path, |area| looked_at.contains(area));
+    let by_key = by_key.map_err(|error| missing(path, error))?;
     let is_by_key = by_key.is_some();
     // What cannot be read is found out, and said, by whoever opens it to serve it.
     let by_mark = || placement::area_of_marked(registry, path).ok().flatten();
@@ -174,6 +233,29 @@ fn missing(path: &Path, error: DirectoryError) -> anyhow::Error {
     }
 }
 
+/// Refuses a disk for which somebody who lives holds something; but one that is only read and no more than a copy.
+fn refuse_in_use(left: &Path, is_by_key: bool, disk: &Attached, in_use: DirectoryError) -> anyhow::Result<()> {
+    let path = disk.options.path.display();
+    if is_by_key {
+        return Err(in_use.into());
+    }
+    // A copy of what a VM that runs is served, or the same by another name, as by a loop device: which cannot be told.
+    if disk.options.read_only {
+        log::warn!(
+            "{path}: its journal is held in memory for a VM that runs, of whose image it is a copy or another name; what is held is \
+             not on it"
+        );
+        return Ok(());
+    }
+    let sentence = format!(
+        "{path}: its journal is held in memory for a VM that runs (in {}): it is that VM's image by another name, or a copy \
+         without what is held; nothing was changed. Copies are made with 'amberlog snapshot'. To use this one as it is, run \
+         'e2fsck -fy' on it first, which gives up what is missing",
+        left.display()
+    );
+    Err(FinishError::Refused(sentence).into())
+}
+
 fn finish_area(
     left: &Path,
     is_by_key: bool,
@@ -182,26 +264,9 @@ fn finish_area(
     disks: &[Attached],
     brought: &mut BroughtHome,
 ) -> anyhow::Result<()> {
-    let path = disk.options.path.display();
     let directory = match take_over(left, registry, Instant::now() + PATIENCE) {
         Ok(directory) => directory,
-        // A copy of what a VM that runs is served, or the same by another name, as by a loop device: which cannot be told.
-        Err(DirectoryError::InUse { .. }) if !is_by_key && disk.options.read_only => {
-            log::warn!(
-                "{path}: its journal is held in memory for a VM that runs, of whose image it is a copy or another name; what is held \
-                 is not on it"
-            );
-            return Ok(());
-        }
-        Err(DirectoryError::InUse { .. }) if !is_by_key => {
-            let sentence = format!(
-                "{path}: its journal is held in memory for a VM that runs (in {}): it is that VM's image by another name, or a \
-                 copy without what is held; nothing was changed. Copies are made with 'amberlog snapshot'. To use this one \
-                 as it is, run 'e2fsck -fy' on it first, which gives up what is missing",
-                left.display()
-            );
-            return Err(FinishError::Refused(sentence).into());
-        }
+        Err(error @ DirectoryError::InUse { .. }) => return refuse_in_use(left, is_by_key, disk, error),
         // Whoever had it is done with it, and has removed it: another VM with the same read-only disk, for one.
         Err(error) if error.is_missing() => return Ok(()),
         Err(error) => return Err(error.into()),
@@ -264,7 +329,128 @@ pub(super) fn finish_elsewhere(
 
 #[cfg(test)]
 mod tests {
+    use super::super::VmOptions;
     use super::*;
+    use block_device::ImageOptions;
+    use block_route::{Plan, Request, RequestId, RequestKind, Route, Start};
+    use guest_kit::image::ExtRecipe;
+    use guest_memory::{PageId, RegionDescriptor, VmMemory};
+    use jbd2::{Superblock, SuperblockEdit};
+    use placement::{DiskRoute, Journals, JournalsOptions};
+    use std::os::unix::fs::FileExt;
+    use std::sync::Arc;
+
+    const BLOCK: usize = 4096;
+
+    /// A VM that has the image of a file system, without its locks.
+    struct Other {
+        memory: Arc<VmMemory>,
+        journals: Arc<Journals>,
+    }
+
+    impl Other {
+        fn new(shm: &Path, disks: &[Attached]) -> Self {
+            let area = AreaDirectory::create(shm, &placement::own_place()).expect("made");
+            disks.iter().for_each(|disk| area.register(&disk.options.path).expect("registered"));
+            let memory = VmMemory::new();
+            let disks = disks.iter().map(|disk| disk.options.clone()).collect();
+            let options = JournalsOptions { disks, budget_bytes: 1 << 20, tracer: None };
+            let journals = Journals::new(&memory, area, options).expect("journals");
+            Other { memory, journals }
+        }
+
+        /// Its guest mounts the file system on its first disk.
+        fn mount(&self) {
+            let image = std::fs::read(&self.journals.disk(0).options.path).expect("the image");
+            let file_system = extfs::discover(&image).expect("readable").remove(0);
+            let at = file_system.journal.extents(&file_system.superblock)[0].physical as usize * BLOCK;
+            let mut block = image[at..at + BLOCK].to_vec();
+            let said = Superblock::decode(&block).expect("a journal");
+            let mut edit = SuperblockEdit::new(&mut block).expect("a journal");
+            edit.start(said.first).sequence(said.sequence + 1).seal();
+            let path = self.journals.directory().path().join("ram");
+            let file = std::fs::OpenOptions::new().create_new(true).read(true).write(true).open(path).expect("made");
+            file.write_all_at(&block, 0).expect("written");
+            let ram = RegionDescriptor { gpa: 0, size: BLOCK as u64, user_addr: 0x7000_0000, file, file_offset: 0 };
+            let table = Arc::new(self.memory.map(vec![ram]).expect("mapped"));
+            let mut route = DiskRoute::new(Arc::clone(&self.journals), 0);
+            route.started(Start::Fresh, &table).expect("started");
+            let segments = [self.memory.page(PageId(0)).expect("a page")];
+            let (id, kind, offset, len) = (RequestId(0), RequestKind::Write, at as u64, BLOCK as u64);
+            let mut plan = Plan::default();
+            route.route(&Request { id, kind, offset, len, segments: &segments }, &mut plan);
+            route.end_of_pass(&mut plan);
+        }
+    }
+
+    fn image_of(path: &Path) -> Image {
+        Image::open_unlocked(path, ImageOptions::default()).expect("an image")
+    }
+
+    fn is_locked(path: &Path) -> bool {
+        let other = image_of(path);
+        !other.try_lock().expect("a lock")
+    }
+
+    /// Its worker and its daemon were killed, and the locks went with them. What it is owed is in the area that its VMM keeps locked.
+    #[test]
+    fn what_a_vmm_holds_that_has_lost_its_locks_is_not_taken_for_nothing() {
+        let directory = tempfile::tempdir_in("/dev/shm").expect("tmpfs");
+        let path = directory.path().join("image");
+        ExtRecipe::ext4(32, 4).make(&path).expect("made");
+        let attached = |path: &Path, options: &str| {
+            VmOptions::for_test(&[&format!("{},placement=copy{options}", path.display())]).attach().expect("a disk")
+        };
+        let disks = attached(&path, "");
+        let other = Other::new(&directory.path().join("others"), &disks);
+        let begins = |disks: &[Attached]| {
+            let images = [image_of(&disks[0].options.path)];
+            lock_all(&images).expect("they are free");
+            let unlock = || images[0].unlock();
+            let begun = finish_left_meanwhile(disks, &[], &mut BroughtHome::default(), unlock, || lock_all(&images));
+            assert!(is_locked(images[0].path()));
+            begun.map_err(|error| format!("{error:#}"))
+        };
+        begins(&disks).expect("nothing of it is held");
+        other.mount();
+        let why = begins(&disks).expect_err("its journal is held");
+        assert!(why.contains("in use"), "{why}");
+        let copy = directory.path().join("copy");
+        std::fs::copy(&path, &copy).expect("copied");
+        let why = begins(&attached(&copy, "")).expect_err("its journal is held");
+        assert!(why.contains("held in memory for a VM that runs"), "{why}");
+        other.journals.directory().remove();
+        begins(&disks).expect("nothing holds anything of it");
+    }
+
+    /// A VM has a disk when its region is looked at, and dies before this one has the locks.
+    #[test]
+    fn what_was_left_elsewhere_before_images_were_locked_is_brought_home() {
+        let directory = tempfile::tempdir_in("/dev/shm").expect("tmpfs");
+        let path = directory.path().join("image");
+        ExtRecipe::ext4(32, 4).make(&path).expect("made");
+        let region = directory.path().join("region");
+        let options =
+            VmOptions::for_test(&[&format!("{},placement=nvm={},nvm-size=64", path.display(), region.display())]);
+        let attached = || {
+            let mut disks = options.attach().expect("a disk");
+            super::super::nvm::open(&options.disks[0], &mut disks[0].options).expect("a region");
+            disks
+        };
+        let disks = attached();
+        let other = Other::new(&directory.path().join("others"), &disks);
+        other.mount();
+        other.journals.directory().remove();
+        // It dies, and so does its lock.
+        let as_left = directory.path().join("as left");
+        std::fs::copy(&region, &as_left).and_then(|_| std::fs::rename(&as_left, &region)).expect("replaced");
+        let (disks, images, marked) = (attached(), [image_of(&path)], placement::marked_elsewhere(&[&path]));
+        assert_eq!(marked.expect("read").len(), 1);
+        lock_all(&images).expect("they are free");
+        let (unlock, mut brought) = (|| images[0].unlock(), BroughtHome::default());
+        finish_left_meanwhile(&disks, &[], &mut brought, unlock, || lock_all(&images)).expect("it begins");
+        assert!(is_locked(&path) && placement::marked_elsewhere(&[&path]).expect("read").is_empty());
+    }
 
     fn code(error: &anyhow::Error) -> String {
         format!("{:?}", crate::exit::report(error))

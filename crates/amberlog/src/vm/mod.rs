@@ -485,7 +485,7 @@ impl Vm {
         let images = images.collect::<anyhow::Result<Vec<_>>>()?;
         if !is_awaiting && !is_left {
             let unlock = || images.iter().for_each(|image| image.unlock());
-            finish_left_meanwhile(&attached, None, brought, unlock, || lock_all(&images))?;
+            finish_left_meanwhile(&attached, &journal_disks, brought, unlock, || lock_all(&images))?;
         }
         let (models, clients) = connect_models(options, &attached, &images)?;
         let trace = match &options.trace {

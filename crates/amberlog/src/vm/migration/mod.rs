@@ -13,7 +13,7 @@ mod state;
 mod users;
 mod wishes;
 
-use super::earlier::{BroughtHome, finish_left_meanwhile, try_lock_all};
+use super::earlier::{BroughtHome, LeftMeanwhile};
 use super::{Attached, VmOptions};
 use crate::worker::Line;
 use anyhow::Context;
@@ -40,6 +40,8 @@ const NOT_OURS: &str = "images not ours";
 const BEGUN: &str = "begun ";
 /// And those that say where the rings of a disk were stopped, and whether these are all.
 const STOPPED: &str = "stopped ";
+/// Kept of a guest that was left: the names of its disks of which nothing was heard since.
+const UNHEARD_OF: &str = "unheard of";
 /// Kept while the images are owed to a guest that was moved, and waits for them.
 const OWES_GIVING_UP: &str = "owes giving up";
 /// Kept of journals that are on storage for as long as their guest is being moved: where they go back to.
@@ -133,6 +135,12 @@ struct Inner {
     is_quitting: bool,
 }
 
+/// A guest for which images are prepared, that may have to be given up for a moment and taken again.
+struct Coming {
+    left: LeftMeanwhile,
+    brought: BroughtHome,
+}
+
 impl Inner {
     /// The disks with which the VMM of a guest that was left has not come in all this time: they were unplugged.
     fn those_away(&mut self, now: Instant) -> Vec<usize> {
@@ -164,6 +172,7 @@ pub struct KeptMigration {
     /// Nothing where they were locked; the seals with which they were given up, if they were.
     not_ours: Option<Option<Vec<Option<Seal>>>>,
     begun: Vec<String>,
+    unheard_of: Vec<String>,
     stopped: BTreeMap<String, Stopped>,
     owes_giving_up: bool,
     wishes: Option<String>,
@@ -190,9 +199,11 @@ impl KeptMigration {
             stopped.insert(name, serde_json::from_str(&text).context("what is kept of rings that were stopped")?);
         }
         let begun = kept.all(BEGUN).into_iter().map(|(name, _)| name).collect();
+        let unheard_of = kept.data(UNHEARD_OF).map(serde_json::from_str).transpose();
         Ok(KeptMigration {
             not_ours,
             begun,
+            unheard_of: unheard_of.context("what is kept of disks that may have been unplugged")?.unwrap_or_default(),
             stopped,
             owes_giving_up: kept.data(OWES_GIVING_UP).is_some(),
             wishes: kept.data(WISHES).map(str::to_owned),
@@ -229,6 +240,7 @@ impl Migration {
         beginning: Beginning,
     ) -> anyhow::Result<Arc<Self>> {
         let mut wishes = Wishes::default();
+        let mut left_since = None;
         let state = match beginning {
             Beginning::Ours => {
                 let mut state = State::new(images.len(), Holds::Ours);
@@ -240,8 +252,9 @@ impl Migration {
                 if let Some(text) = &kept.wishes {
                     wishes = Wishes::kept(text).context("what is kept of journals that go back")?;
                 }
-                let names = journals.disks().iter().map(|disk| disk.options.name.clone());
-                let begun: Vec<bool> = names.map(|name| kept.begun.contains(&name)).collect();
+                let names = || journals.disks().iter().map(|disk| &disk.options.name);
+                let begun: Vec<bool> = names().map(|name| kept.begun.contains(name)).collect();
+                let unheard_of: Vec<bool> = names().map(|name| kept.unheard_of.contains(name)).collect();
                 let holds = match kept.not_ours {
                     None => Holds::Ours,
                     Some(None) => Holds::Awaited,
@@ -254,6 +267,9 @@ impl Migration {
                 let mut state = State::new(images.len(), holds);
                 state.note_found(seals_on(images)?);
                 state.goes_on(&begun);
+                state.goes_on_without(&unheard_of);
+                // Its VMM comes again with all that it has.
+                left_since = unheard_of.contains(&true).then(Instant::now);
                 if kept.owes_giving_up {
                     state.owed_giving_up();
                 }
@@ -281,7 +297,7 @@ impl Migration {
                 handles: Vec::new(),
                 pausing: None,
                 is_over: false,
-                left_since: None,
+                left_since,
                 is_handed_over: false,
                 trouble: None,
                 is_quitting: false,
@@ -302,7 +318,8 @@ impl Migration {
             inner.state.was_left(used);
             inner.left_since = Some(Instant::now());
         }
-        // The next worker finds a guest that has begun, and no seal.
+        // The next worker finds a guest that has begun, and no seal; and has to know before that for which disks nobody may come.
+        self.keep_unheard_of();
         for disk in self.journals.disks().iter().zip(used).filter_map(|(disk, is_used)| is_used.then_some(disk)) {
             let _ = self.line.keep(&format!("{BEGUN}{}", disk.options.name), "", None);
         }
@@ -400,6 +417,7 @@ impl Migration {
     fn work(&self) {
         let mut busy_since: Option<Instant> = None;
         let mut next_try: Option<Instant> = None;
+        let mut coming: Option<Coming> = None;
         let mut inner = self.lock();
         loop {
             if inner.is_quitting {
@@ -435,14 +453,29 @@ impl Migration {
                     Some(LOCK_PAUSE)
                 }
                 task @ (Task::Adopt | Task::Prepare) => {
+                    // What was looked at for another guest may be something else by now.
+                    coming = coming.filter(|_| inner.state.was_let_go());
                     drop(inner);
-                    let looked = if task == Task::Adopt { self.adopt() } else { self.prepare() };
-                    let refusal = looked.err().map(|error| format!("{error:#}"));
-                    if let Some(why) = &refusal {
-                        log::error!("vm {}: its guest cannot go on here: {why}", self.name);
-                    } else {
-                        self.note_ours();
-                    }
+                    let looked = match task {
+                        Task::Adopt => self.adopt().map(|()| true),
+                        _ => self.prepare(coming.get_or_insert_with(|| self.coming())),
+                    };
+                    let refusal = match looked {
+                        Ok(true) => {
+                            self.note_ours();
+                            None
+                        }
+                        // They are to be taken again.
+                        Ok(false) => {
+                            inner = self.lock();
+                            continue;
+                        }
+                        Err(error) => {
+                            let why = format!("{error:#}");
+                            log::error!("vm {}: its guest cannot go on here: {why}", self.name);
+                            Some(why)
+                        }
+                    };
                     inner = self.lock();
                     if !inner.state.looked_for(&task, refusal) {
                         drop(inner);
@@ -768,23 +801,6 @@ impl Migration {
         true
     }
 
-    /// Takes the images once more, of which no guest has used one, after something was brought home to them: waits for whoever was faster.
-    fn lock_again(&self) -> anyhow::Result<()> {
-        let mut busy_since = Instant::now();
-        while try_lock_all(&self.images)?.is_some() {
-            anyhow::ensure!(!self.lock().is_quitting, "this process ends");
-            if busy_since.elapsed() > LOCK_PATIENCE {
-                self.say("its guest has come, and waits: another process or host has taken one of its images");
-                busy_since = Instant::now() + Duration::from_secs(60);
-            }
-            std::thread::sleep(LOCK_PAUSE);
-        }
-        let found = seals_on(&self.images)?;
-        self.lock().state.note_found(found);
-        self.measure();
-        Ok(())
-    }
-
     fn note_ours(&self) {
         let _ = self.line.say(&Said::Forget { key: NOT_OURS.to_owned() }, &[]);
         self.line.settle();
@@ -820,27 +836,44 @@ impl Migration {
         Ok(())
     }
 
-    /// A guest begins.
-    fn prepare(&self) -> anyhow::Result<()> {
-        let mut brought = BroughtHome::default();
-        self.prepare_after(&mut brought).map_err(|error| brought.but(error))
+    fn coming(&self) -> Coming {
+        let left = LeftMeanwhile::for_other_than(self.journals.directory().path());
+        Coming { left, brought: BroughtHome::default() }
     }
 
-    fn prepare_after(&self, brought: &mut BroughtHome) -> anyhow::Result<()> {
+    /// A guest begins. False where the images are to be taken once more before it can.
+    fn prepare(&self, coming: &mut Coming) -> anyhow::Result<bool> {
+        let Coming { left, brought } = coming;
+        self.prepare_after(left, brought).map_err(|error| brought.but(error))
+    }
+
+    fn prepare_after(&self, left: &mut LeftMeanwhile, brought: &mut BroughtHome) -> anyhow::Result<bool> {
         // When its VM was prepared they were looked at, too, and were anybody's from then on.
-        let unlock = || self.images.iter().for_each(|image| image.unlock());
-        let own = Some(self.journals.directory().path());
-        finish_left_meanwhile(&self.attached, own, brought, unlock, || self.lock_again())?;
+        if left.is_there(&self.attached)? {
+            self.let_go()?;
+            left.finish(&self.attached, &[], brought)?;
+            return Ok(false);
+        }
         for (image, disk) in self.images.iter().zip(&self.attached) {
             if !disk.is_raw {
                 crate::raw::require(image.path())?;
             }
         }
-        Ok(self.journals.look_again(&self.written_to())?)
+        self.journals.look_again(&self.written_to())?;
+        Ok(true)
+    }
+
+    /// Gives the images up for somebody who needs the locks, which no guest has used since they were taken.
+    fn let_go(&self) -> anyhow::Result<()> {
+        let _closed = self.users.close(LAST_PATIENCE).context("somebody makes an image larger")?;
+        self.lock().state.lets_go();
+        self.images.iter().for_each(|image| image.unlock());
+        Ok(())
     }
 
     fn begins(&self, disk: usize, positions: &[(u16, u16)], start: Start) -> Begin {
         let mut inner = self.lock();
+        let was_unheard_of = inner.state.unheard_of().contains(&disk);
         let had_begun = inner.state.has_begun(disk);
         let before = inner.state.stopped_rings(disk);
         let owed_giving_up = inner.state.owes_giving_up();
@@ -854,6 +887,9 @@ impl Migration {
         if stays {
             self.owes_nothing();
         }
+        if was_unheard_of {
+            self.keep_unheard_of();
+        }
         if before != after {
             self.keep_stopped(disk, &after);
         }
@@ -863,6 +899,17 @@ impl Migration {
             self.line.settle();
         }
         begin
+    }
+
+    /// One that is not heard by whoever follows this process counts for a while as one that may be about to come: its door has it come at once.
+    fn keep_unheard_of(&self) {
+        // Told under the lock, so that what is told last is what is so.
+        let inner = self.lock();
+        let unheard_of = inner.state.unheard_of();
+        let names: Vec<&str> =
+            unheard_of.into_iter().map(|disk| self.journals.disk(disk).options.name.as_str()).collect();
+        let text = serde_json::to_string(&names).expect("names are text");
+        let _ = self.line.keep(UNHEARD_OF, &text, None);
     }
 
     /// On return whoever follows this process knows it.
@@ -884,11 +931,16 @@ impl Migration {
 
     fn stopped(&self, disk: usize, positions: &[(u16, u16)]) {
         let mut inner = self.lock();
+        let unheard_of = inner.state.unheard_of();
         let away = inner.those_away(Instant::now());
         let pause = inner.state.stopped(disk, positions);
         let stopped: Vec<_> =
             away.into_iter().chain([disk]).map(|disk| (disk, inner.state.stopped_rings(disk))).collect();
+        let is_heard = inner.state.unheard_of() != unheard_of;
         drop(inner);
+        if is_heard {
+            self.keep_unheard_of();
+        }
         // Before the VMM is answered, which asks no second time.
         stopped.iter().for_each(|(disk, stopped)| self.keep_stopped(*disk, stopped));
         if pause == Pause::Stay {
@@ -905,8 +957,12 @@ impl Migration {
 
     fn gone(&self, disk: usize) {
         let mut inner = self.lock();
+        let was_unheard_of = inner.state.unheard_of().contains(&disk);
         inner.is_over |= inner.state.gone(disk);
         drop(inner);
+        if was_unheard_of {
+            self.keep_unheard_of();
+        }
         self.changed.notify_all();
     }
 
@@ -983,23 +1039,78 @@ mod tests {
     use block_device::ImageOptions;
     use guest_memory::VmMemory;
     use placement::{AreaDirectory, JournalsOptions, LeftGuest};
+    use std::os::fd::OwnedFd;
+    use std::path::Path;
+    use supervision::Channel;
+
+    /// A VM with an image in this directory, without a guest.
+    fn vm_in(directory: &Path) -> (VmOptions, Arc<Image>, Arc<Journals>) {
+        let path = directory.join("image");
+        std::fs::File::create(&path).and_then(|file| file.set_len(1 << 20)).expect("an image");
+        let options = VmOptions::for_test(&[path.to_str().expect("a name")]);
+        let image = Arc::new(Image::open_unlocked(&path, ImageOptions::default()).expect("an image"));
+        let disks = options.attach().expect("a disk").into_iter().map(|disk| disk.options).collect();
+        let area = AreaDirectory::create(&directory.join("vms"), &placement::own_place()).expect("made");
+        let journals = JournalsOptions { disks, budget_bytes: 1 << 20, tracer: None };
+        let journals = Journals::awaiting(&VmMemory::new(), area, journals).expect("journals");
+        (options, image, journals)
+    }
+
+    /// Keeps what a worker says, until it has gone.
+    fn supervise(line: OwnedFd) -> JoinHandle<Kept> {
+        std::thread::spawn(move || {
+            let (channel, mut kept) = (Channel::from(line), Kept::default());
+            while let Some((said, descriptors)) = channel.receive::<Said>().expect("a message") {
+                if let Said::Settle = said {
+                    rustix::io::write(&descriptors[0], &[1]).expect("told");
+                } else {
+                    assert!(kept.heard(&said, descriptors).expect("there is room"));
+                }
+            }
+            kept
+        })
+    }
+
+    /// A guest was left with a disk that was unplugged then, and the worker that was told so has died.
+    #[test]
+    fn whoever_follows_knows_for_which_disks_of_a_left_guest_nobody_may_come() {
+        let directory = tempfile::tempdir_in("/dev/shm").expect("tmpfs");
+        let (options, image, journals) = vm_in(directory.path());
+        let begin = |line: &Arc<Line>, beginning| {
+            Migration::new(line, &journals, std::slice::from_ref(&image), &options, beginning).expect("begun")
+        };
+        let at = [(0, 5)];
+        for is_heard in [false, true] {
+            let (line, supervisor) = Line::to_nobody();
+            let supervisor = supervise(supervisor);
+            let migration = begin(&line, Beginning::Ours);
+            migration.was_left(&[true]);
+            if is_heard {
+                assert_eq!(migration.begins(0, &at, Start::Resumed), Begin::Yes(Start::Resumed));
+            }
+            drop((migration, line));
+            let kept = KeptMigration::of(&supervisor.join().expect("no panic")).expect("understood");
+            let (line, _supervisor) = Line::to_nobody();
+            let migration = begin(&line, Beginning::GoesOn(kept));
+            let (mut inner, now) = (migration.lock(), Instant::now());
+            assert!(inner.state.has_begun(0) && !inner.state.stopped_rings(0).1, "it runs, for all that is known");
+            assert_eq!(inner.those_away(now), [0; 0], "it may be about to come");
+            let away: &[usize] = if is_heard { &[] } else { &[0] };
+            assert_eq!(inner.those_away(now + 2 * COMING_PATIENCE), away);
+        }
+        journals.directory().remove();
+    }
 
     /// Its images were anybody's since its VM was prepared, and a VM of this host had them meanwhile.
     #[test]
     fn what_was_left_before_the_images_were_ours_is_looked_for_once_more() {
         let directory = tempfile::tempdir_in("/dev/shm").expect("tmpfs");
-        let path = directory.path().join("image");
-        std::fs::File::create(&path).and_then(|file| file.set_len(1 << 20)).expect("an image");
-        let options = VmOptions::for_test(&[path.to_str().expect("a name")]);
-        let image = Arc::new(Image::open_unlocked(&path, ImageOptions::default()).expect("an image"));
-        let disks = options.attach().expect("a disk").into_iter().map(|disk| disk.options).collect();
+        let (options, image, journals) = vm_in(directory.path());
+        let path = image.path().to_owned();
         let area = |name: &str| AreaDirectory::create(&directory.path().join(name), &placement::own_place());
-        let memory = VmMemory::new();
-        let journals = JournalsOptions { disks, budget_bytes: 1 << 20, tracer: None };
-        let journals = Journals::awaiting(&memory, area("vms").expect("made"), journals).expect("journals");
         let (line, _supervisor) = Line::to_nobody();
         let begin = || Migration::new(&line, &journals, std::slice::from_ref(&image), &options, Beginning::Awaited);
-        let migration = begin().expect("begun");
+        let left = begin().expect("begun");
         let other = Image::open_unlocked(&path, ImageOptions::default()).expect("an image");
         let is_ours = || {
             let is_free = other.try_lock().expect("a lock");
@@ -1009,7 +1120,7 @@ mod tests {
             !is_free
         };
         {
-            let (mut inner, start) = (migration.lock(), Instant::now());
+            let (mut inner, start) = (left.lock(), Instant::now());
             inner.state = State::new(1, Holds::Ours);
             inner.state.was_left(&[true]);
             inner.left_since = Some(start);
@@ -1017,29 +1128,52 @@ mod tests {
             assert_eq!(inner.those_away(start + 2 * COMING_PATIENCE), [0]);
         }
         let migration = begin().expect("begun");
+        let begins = || migration.lock().state.begins(0, &[(0, 0)], Start::Fresh);
+        let is_coming = || {
+            assert_eq!(begins(), Begin::Wait);
+            assert!(migration.take() && is_ours(), "nobody has them");
+            assert_eq!((begins(), migration.lock().state.task()), (Begin::Wait, Task::Prepare));
+        };
         // It has died.
         let left = area("others").expect("made");
         left.register(&path).expect("registered");
         let left_at = left.path().to_owned();
         drop(left);
-        assert!(image.try_lock().expect("a lock") && left_at.exists());
-        migration.prepare().expect("its guest begins");
-        assert!(!left_at.exists() && is_ours(), "it is finished, by somebody who needs the locks");
-        // It lives, and has given the image up.
+        is_coming();
+        let mut coming = migration.coming();
+        assert!(!migration.prepare(&mut coming).expect("it is finished"), "by somebody who needs the locks");
+        assert!(!left_at.exists() && !is_ours() && migration.check_ours().is_err(), "they are anybody's");
+        // Somebody has them meanwhile, for whom nobody waits whose VMM has gone.
+        assert!(other.try_lock().expect("a lock") && !migration.take());
+        migration.gone(0);
+        assert_eq!(migration.lock().state.task(), Task::Nothing);
+        other.unlock();
+        is_coming();
+        // It lives, and has given the image up. What died before it was served as another's is named behind that one.
+        let left = area("others").expect("made");
         let living = area("others").expect("made");
-        living.register(&path).expect("registered");
-        migration.prepare().expect("its guest begins");
-        assert!(living.path().exists() && is_ours());
-        living.remove();
+        [&left, &living].iter().for_each(|area| area.register(&path).expect("registered"));
+        let left_at = left.path().to_owned();
+        drop(left);
+        let mut coming = migration.coming();
+        assert!(!migration.prepare(&mut coming).expect("it is finished") && !left_at.exists());
+        is_coming();
+        assert!(migration.prepare(&mut coming).expect("its guest begins") && is_ours());
+        // By now it has died, and what it has may be something again.
+        let living_at = living.path().to_owned();
+        assert!(living_at.exists());
+        drop(living);
+        assert!(!migration.prepare(&mut coming).expect("it is finished") && !living_at.exists());
+        is_coming();
         // Its guest waits for the next daemon.
         let pid = std::process::id() as i32;
         let guest =
             LeftGuest { vm: "db".to_owned(), pid, started: placement::process_started_at(pid).expect("it lives") };
         placement::note_left_guest(&path, &guest).expect("noted");
-        let refused = migration.prepare();
+        let refused = migration.prepare(&mut migration.coming());
         placement::forget_left_guest(&path);
         assert!(refused.is_err() && is_ours());
-        migration.prepare().expect("its guest begins");
+        assert!(migration.prepare(&mut migration.coming()).expect("its guest begins"));
         journals.directory().remove();
     }
 

@@ -4,7 +4,7 @@
 //! |---|---|---|---|
 //! | `Ours` | ours | all | its guest was stopped while it is moved, everything is on storage, and the images are sealed: `Given` |
 //! | `Given` | anybody's | nothing | its guest is started again, and the locks could be taken: with whole seals `Ours`, else `Lost` |
-//! | `Awaited` | anybody's | nothing | a guest is started here, and the locks could be taken: `Ours`, and the guest is looked at. So a VM without a guest keeps no other host from its images |
+//! | `Awaited` | anybody's | nothing | a guest is started here, and the locks could be taken: `Ours`, and the guest is looked at. So a VM without a guest keeps no other host from its images. What others have left for them is brought home without the locks: `Awaited` once more |
 //! | `Lost` | anybody's | nothing, for this guest for ever | its VMM ends |
 //!
 //! A guest whose rings begin anywhere but at their beginning has come from elsewhere, or was restored from a file. It goes on only where
@@ -95,6 +95,8 @@ pub struct State {
     is_pausing: bool,
     /// Its guest was stopped to be moved, and the images could not be given up. It waits at the other end, unless it goes on here.
     owes_giving_up: bool,
+    /// They were given up for a moment, and the guest that they are prepared for waits for them.
+    is_let_go: bool,
     /// Why disks that no driver has begun on are not let in, beside others that are served.
     refusal: Option<String>,
 }
@@ -115,6 +117,7 @@ impl State {
             wanted: Task::Nothing,
             is_pausing: false,
             owes_giving_up: false,
+            is_let_go: false,
             refusal: None,
         }
     }
@@ -138,6 +141,19 @@ impl State {
         for (disk, is_used) in self.disks.iter_mut().zip(used) {
             disk.is_unheard_of = *is_used;
         }
+    }
+
+    /// The same where a worker before this one was told so, and had heard nothing of these disks yet. After [`State::goes_on`].
+    pub fn goes_on_without(&mut self, unheard_of: &[bool]) {
+        for (disk, is_unheard_of) in self.disks.iter_mut().zip(unheard_of) {
+            disk.is_unheard_of = disk.is_running && *is_unheard_of;
+        }
+    }
+
+    /// The disks of which nothing was heard yet since its guest was left: for whoever follows this process.
+    pub fn unheard_of(&self) -> Vec<usize> {
+        let all = self.disks.iter().enumerate();
+        all.filter_map(|(at, disk)| disk.is_unheard_of.then_some(at)).collect()
     }
 
     /// Its VMM had the time to come with all disks that it has: those of which nothing was heard are none of its guest's any more. Gives them.
@@ -285,8 +301,7 @@ impl State {
         if self.is_running() {
             return Pause::Stay;
         }
-        self.wants_images = false;
-        self.wanted = Task::Nothing;
+        self.waits_no_more();
         // Of a guest that was not let in nothing is to be given up.
         let has_begun = self.disks.iter().any(|disk| disk.has_begun);
         let pause = match (&self.holds, has_begun) {
@@ -319,10 +334,15 @@ impl State {
     pub fn gone(&mut self, disk: usize) -> bool {
         (self.disks[disk].is_running, self.disks[disk].is_unheard_of) = (false, false);
         if !self.is_running() {
-            self.wants_images = false;
-            self.wanted = Task::Nothing;
+            self.waits_no_more();
         }
         self.logging(disk, false)
+    }
+
+    fn waits_no_more(&mut self) {
+        self.wants_images = false;
+        self.wanted = Task::Nothing;
+        self.is_let_go = false;
     }
 
     /// The VMM wants pages marked, or no longer. Says whether its guest is not being moved any more.
@@ -381,10 +401,25 @@ impl State {
         }
     }
 
+    /// [`Task::Prepare`] has found what others have left for the images, which is to be brought home first, by somebody who needs the locks: they are
+    /// anybody's again, and taken once more if there is a guest still that waits for them. Before they are unlocked.
+    pub fn lets_go(&mut self) {
+        debug_assert!(self.holds == Holds::Ours && self.is_unprepared, "a guest may have them");
+        self.holds = Holds::Awaited;
+        self.wanted = Task::Nothing;
+        self.is_let_go = self.wants_images;
+    }
+
+    /// Whether it is the same guest still for which they were given up for a moment.
+    pub fn was_let_go(&self) -> bool {
+        self.is_let_go
+    }
+
     /// What came of [`Task::Adopt`] or [`Task::Prepare`]: the sentence says why its guest cannot go on. False when the images are not ours any
     /// more: who has locked them unlocks them. They stay locked where a disk of them is served.
     pub fn looked_for(&mut self, task: &Task, refusal: Option<String>) -> bool {
         self.wanted = Task::Nothing;
+        self.is_let_go = false;
         match refusal {
             None => {
                 self.is_unprepared = false;

@@ -98,7 +98,7 @@ const WRITES: usize = 0;
 const COPIES: usize = 1;
 const DEATHS: usize = 2;
 const TURNS: usize = 3;
-/// How often storage fails.
+/// How often storage fails, or something is found that others have left for the images.
 const FAILURES: usize = 4;
 
 impl Guest {
@@ -381,6 +381,13 @@ impl World {
                     }
                     refused.is_in_doubt = true;
                     all.push(refused);
+                    if task == Task::Prepare
+                        && let Some(mut found) = self.spend(FAILURES)
+                    {
+                        found.hosts[at].state.as_mut().expect("it lives").lets_go();
+                        found.images.iter_mut().for_each(|image| image.locked_by = None);
+                        all.push(found);
+                    }
                     now.note = Note::Ours;
                     now.state.as_mut().expect("it lives").looked_for(&task, None);
                     all.push(next);
@@ -606,6 +613,42 @@ fn a_guest_that_was_stopped_goes_on_only_on_what_it_left() {
     state.looked_for(&Task::Prepare, None);
     assert_eq!(state.begins(0, &[(0, 0)], Start::Fresh), Begin::Yes(Start::Fresh));
     assert!(state.may_recover());
+}
+
+/// Something was left for its images by others, which need the locks to be brought home.
+#[test]
+fn images_that_were_let_go_are_taken_again_for_a_guest_that_waits() {
+    let found = || Taken::Locked(vec![Some(Seal { seconds: 3, nanoseconds: 5 })]);
+    let begun = || {
+        let mut state = State::new(1, Holds::Awaited);
+        assert_eq!(state.begins(0, &[(0, 0)], Start::Fresh), Begin::Wait);
+        assert!(state.taken(found()) && !state.was_let_go());
+        assert_eq!(state.begins(0, &[(0, 0)], Start::Fresh), Begin::Wait);
+        assert_eq!(state.task(), Task::Prepare);
+        state
+    };
+    let mut state = begun();
+    state.lets_go();
+    assert_eq!((state.holds(), state.task()), (&Holds::Awaited, Task::Take));
+    assert!(state.taken(found()) && state.was_let_go());
+    assert_eq!(state.task(), Task::Nothing, "its driver asks again");
+    assert_eq!(state.begins(0, &[(0, 0)], Start::Fresh), Begin::Wait);
+    assert_eq!(state.task(), Task::Prepare);
+    state.looked_for(&Task::Prepare, None);
+    assert_eq!(state.begins(0, &[(0, 0)], Start::Fresh), Begin::Yes(Start::Fresh));
+    // Its VMM has gone, before that or after it.
+    for is_before in [true, false] {
+        let mut state = begun();
+        if is_before {
+            state.gone(0);
+        }
+        state.lets_go();
+        if !is_before {
+            state.gone(0);
+        }
+        assert_eq!((state.holds(), state.task()), (&Holds::Awaited, Task::Nothing));
+        assert!(!state.was_let_go(), "the next one is another one");
+    }
 }
 
 /// A guest was left with two disks, of which one was unplugged.

@@ -113,6 +113,6 @@ impl Held {
         let numbered = self.state().next_number;
         let Some(which) = self.to_clear(log, block, numbered) else { return Ok(()) };
         let Some(held) = self.area.log_now(self.id) else { return Ok(()) };
-        numbers::wipe(&held, &log.place, &log.journal.file, which).map(drop)
+        numbers::wipe(&held, &log.place, &log.journal.file, which)
     }
 }
