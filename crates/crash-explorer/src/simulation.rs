@@ -344,7 +344,7 @@ impl<'r> Simulation<'r> {
         self.wakes = vec![0; routes.len()];
         (self.memory, self.table, self.journals, self.routes) = (memory, table, journals, routes);
         for judged in &mut self.logs {
-            let is_it = |log: &Arc<placement::Log>| log.place().is_same_log(judged.log.place());
+            let is_it = |log: &Arc<placement::KeptLog>| log.place().is_same_log(judged.log.place());
             let Some(now) = self.journals.logs().into_iter().find(is_it) else {
                 return finding("the next worker has not found the log that the one before had");
             };

@@ -525,7 +525,7 @@ impl Keeper for Held {
         self.forget_aging_for_recovery();
         self.wait_for_home_writes(log)?;
         if let Some(why) = self.area.contradiction(self.id) {
-            left_to_guest::say(&self.area, log, &why);
+            left_to_guest::say_beside(&self.area, log, self.durability(log).as_ref(), &why);
         }
         let owed = self.area.owed(self.id);
         let (home, journal) = (&log.home.file, &log.journal.file);
