@@ -17,8 +17,8 @@ const CIRCLES: [(&str, &[usize]); 5] = [
     ("guest-memory", &[2]),
     // The area with its logs, budget and faults; a log's books with what is put in.
     ("journal-area", &[6, 3]),
-    // The machines of a log in a region; those of a held one.
-    ("placement", &[13, 7]),
+    // The machines of a log in a region.
+    ("placement", &[13]),
 ];
 
 type Module = Vec<String>;
