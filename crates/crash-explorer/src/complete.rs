@@ -4,6 +4,7 @@ use crate::error::{Error, Result};
 use crate::overlay::Overlay;
 use crate::recording::{Issue, Kind, Recording};
 use extfs::{SUPERBLOCK_OFFSET, Superblock as FileSystemSuperblock};
+use guest_kit::image::FileSystem;
 use jbd2::{Content, LogRead};
 use journal_area::Location;
 use placement::{KeptLog, LogDescription};
@@ -12,6 +13,7 @@ use std::collections::{HashMap, HashSet};
 use std::convert::Infallible;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 /// One log and all that the judge knows of it.
@@ -78,6 +80,16 @@ impl JudgedLog {
     pub fn request_done(&mut self, id: u32) {
         if let Some(index) = self.waiting.iter().position(|(of, _)| *of == id) {
             self.blocks.insert(0, self.waiting.remove(index).1);
+        }
+    }
+
+    /// Its file system, on these images.
+    pub(crate) fn file_system(&self, images: &[PathBuf]) -> FileSystem {
+        let place = &self.description.place;
+        FileSystem {
+            image: images[place.home_disk].clone(),
+            offset: place.home_start,
+            external_journal: place.is_external.then(|| images[place.journal_disk].clone()),
         }
     }
 

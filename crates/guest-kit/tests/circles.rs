@@ -8,13 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// Of crates that have circles, the most files of each: faces of one thing.
-const CIRCLES: [(&str, &[usize]); 4] = [
-    // The simulation, and its judges.
-    ("crash-explorer", &[6]),
-    // Which platform a guest runs on is found out by a guest.
-    ("guest-kit", &[4]),
-    // Memory, and its protection.
-    ("guest-memory", &[2]),
+const CIRCLES: [(&str, &[usize]); 1] = [
     // The machines of a log in a region.
     ("placement", &[13]),
 ];
