@@ -4,21 +4,23 @@ use crate::error::{Error, Result};
 use crate::overlay::Overlay;
 use crate::recording::{Issue, Kind, Recording};
 use extfs::{SUPERBLOCK_OFFSET, Superblock as FileSystemSuperblock};
+use guest_kit::image::FileSystem;
 use jbd2::{Content, LogRead};
 use journal_area::Location;
-use placement::{Log, LogDescription};
+use placement::{KeptLog, LogDescription};
 use recovery::{HomeBounds, JournalPlace, LogBounds, Report};
 use std::collections::{HashMap, HashSet};
 use std::convert::Infallible;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 /// One log and all that the judge knows of it.
 #[derive(Clone)]
 pub struct JudgedLog {
     /// The log in amberlog.
-    pub log: Arc<Log>,
+    pub log: Arc<KeptLog>,
     /// Where it is.
     pub description: LogDescription,
     /// Which blocks replay may write.
@@ -45,7 +47,7 @@ pub struct Recovered<'a> {
 
 impl JudgedLog {
     /// A log of which nothing has been written yet.
-    pub fn new(log: Arc<Log>, description: LogDescription) -> Self {
+    pub fn new(log: Arc<KeptLog>, description: LogDescription) -> Self {
         let place = &description.place;
         let excluded = place.own_blocks.iter().map(|range| (range.start, range.end)).collect();
         let bounds = HomeBounds::from_parts(place.home_blocks, place.block_bytes, excluded);
@@ -62,7 +64,7 @@ impl JudgedLog {
     }
 
     /// Another process goes on with it, and the guest's pass that has not ended is sent once more.
-    pub(crate) fn is_now(&mut self, log: Arc<Log>, name: String) {
+    pub(crate) fn is_now(&mut self, log: Arc<KeptLog>, name: String) {
         // One that was not held has files of another name.
         (self.log, self.description.name) = (log, name);
         self.in_pass.clear();
@@ -78,6 +80,16 @@ impl JudgedLog {
     pub fn request_done(&mut self, id: u32) {
         if let Some(index) = self.waiting.iter().position(|(of, _)| *of == id) {
             self.blocks.insert(0, self.waiting.remove(index).1);
+        }
+    }
+
+    /// Its file system, on these images.
+    pub(crate) fn file_system(&self, images: &[PathBuf]) -> FileSystem {
+        let place = &self.description.place;
+        FileSystem {
+            image: images[place.home_disk].clone(),
+            offset: place.home_start,
+            external_journal: place.is_external.then(|| images[place.journal_disk].clone()),
         }
     }
 

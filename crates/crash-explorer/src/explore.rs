@@ -2,10 +2,11 @@
 
 use crate::check;
 use crate::error::{Error, Result};
+use crate::finding::{Step, Stop};
 use crate::judgement;
 use crate::recording::Recording;
 use crate::scenario::Scenario;
-use crate::simulation::{Simulation, Step, Stop};
+use crate::simulation::Simulation;
 use crate::switches::Switches;
 use guest_tools::random::Random;
 use std::path::{Path, PathBuf};

@@ -4,17 +4,18 @@
 //! A kill comes between two steps, or before one of the stores of a step: then files and images are put back as they were before that
 //! store. Of what had been handed to the kernel anything may have been carried out, in any order, and the next worker begins when that is
 //! over. What the guest was not answered it has sent still: the next worker takes it from the in-flight region, in the order in which it
-//! was sent. From then on everything is compared with the complete journal as before.
+//! was sent (`run`). From then on everything is compared with the complete journal as before.
 //!
 //! Must never: give the next worker anything that only lived in the one that died. Failure story: what the next one refuses is a finding.
 
 use crate::error::{During, Error};
-use crate::recording::{Event, PAGE_BYTES};
-use crate::simulation::{Simulation, Step, Stop, finding};
-use block_route::{Plan, Route, Start};
+use crate::finding::{Step, Stop};
+use crate::recording::PAGE_BYTES;
+use crate::scratch::scratch;
+use crate::simulation::Simulation;
+use block_route::{Route, Start};
 use guest_kit::image::copy_image;
 use guest_memory::{PageId, RegionDescriptor, VmMemory, simulated_kill};
-use guest_tools::random::Random;
 use placement::{AreaDirectory, DiskRoute, Journals};
 use std::cell::RefCell;
 use std::fs::File;
@@ -22,32 +23,8 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// Kills in one run, at most.
-const DEATHS_MAX: u64 = 4;
 /// Half of them come before one of so many stores, counted over the steps that follow.
 const STORES_MAX: u64 = 60;
-
-/// When workers are killed.
-#[derive(Debug, Default)]
-pub(crate) struct Deaths {
-    /// From which recorded event on, the last one first.
-    at: Vec<usize>,
-    /// The next one comes before this store.
-    stores: Option<u64>,
-    /// Workers that went on.
-    pub(crate) followed: u64,
-}
-
-impl Deaths {
-    /// What follows from the seed, for so many recorded events.
-    pub(crate) fn of_seed(seed: u64, events: usize) -> Self {
-        let mut random = Random::of(seed, 5);
-        let count = 1 + random.below(DEATHS_MAX);
-        let mut at: Vec<usize> = (0..count).map(|_| random.below(events.max(1) as u64) as usize).collect();
-        at.sort_unstable_by(|a, b| b.cmp(a));
-        Deaths { at, ..Deaths::default() }
-    }
-}
 
 /// What outlives a process that is killed before a store.
 #[derive(Debug)]
@@ -66,7 +43,7 @@ fn files(directory: &Path) -> std::io::Result<Vec<PathBuf>> {
 
 impl Left {
     fn take(directory: &Path, images: &[PathBuf], memory: &VmMemory, pages: u32) -> crate::Result<Self> {
-        let copies = crate::simulation::scratch()?;
+        let copies = scratch()?;
         for path in files(directory).during("looking at the area")?.iter().chain(images) {
             let name = path.file_name().unwrap_or_default();
             copy_image(path, &copies.path().join(name)).map_err(|error| Error::Other(error.to_string()))?;
@@ -98,18 +75,19 @@ fn protected(memory: &VmMemory, pages: u32) -> Vec<PageId> {
 pub(crate) struct Dying(Rc<RefCell<(u64, Option<crate::Result<Left>>)>>);
 
 impl Simulation<'_> {
-    /// The worker dies between two steps, if it is time.
-    pub(crate) fn dies_if_due(&mut self) -> Step {
+    /// The worker dies between two steps, if it is time. Says whether it did, and another one goes on.
+    pub(crate) fn dies_if_due(&mut self) -> std::result::Result<bool, Stop> {
         let clock = self.clock();
         if self.deaths.stores.is_some() || self.deaths.at.last().is_none_or(|at| clock < *at) {
-            return Ok(());
+            return Ok(false);
         }
         self.deaths.at.pop();
         if self.random_below(2) == 0 {
-            return self.follow(None);
+            self.follow(None)?;
+            return Ok(true);
         }
         self.deaths.stores = Some(self.random_below(STORES_MAX));
-        Ok(())
+        Ok(false)
     }
 
     /// The worker may die in the step that begins.
@@ -186,27 +164,6 @@ impl Simulation<'_> {
         for route in &mut routes {
             route.started(Start::Resumed, &table).map_err(|error| refused("cannot start", error.to_string()))?;
         }
-        self.take_over(memory, table, journals, routes)?;
-        self.ask_again()
-    }
-
-    /// The guest's requests that were not answered, in the order in which they were sent.
-    fn ask_again(&mut self) -> Step {
-        let recording = self.recording;
-        let clock = self.clock();
-        for plan in self.plans_mut() {
-            *plan = (Plan::default(), Vec::new());
-        }
-        for event in recording.events.iter().take(clock + 1) {
-            let Event::Issue(issue) = event else { continue };
-            if self.is_unanswered(issue.id) {
-                self.forget_holds(issue.id);
-                self.issue_again(issue)?;
-            }
-        }
-        for disk in 0..self.images.len() {
-            self.end_pass(disk)?;
-        }
-        if self.logs.is_empty() { finding("the next worker has found no log") } else { Ok(()) }
+        self.take_over(memory, table, journals, routes)
     }
 }

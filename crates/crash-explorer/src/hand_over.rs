@@ -5,12 +5,13 @@
 //! it has to leave what a replay of the complete log leaves, but for the file system's superblock, which guests also
 //! write past their journals.
 
-use crate::check::compare_blocks;
+use crate::compare::compare_blocks;
 use crate::complete::JudgedLog;
 use crate::error::{During, Error};
-use crate::judgement::file_system;
+use crate::finding::{Step, Stop, finding};
 use crate::scenario::Scenario;
-use crate::simulation::{Simulation, Step, finding, scratch};
+use crate::scratch::scratch;
+use crate::simulation::Simulation;
 use guest_kit::image::copy_image;
 use guest_kit::{Reported, judge};
 use guest_memory::simulated_kill;
@@ -24,12 +25,6 @@ use std::rc::Rc;
 
 /// Stores of a hand-over before which the process is killed: the first ones, which are the note and the closing of the books.
 const KILLS_MAX: usize = 4;
-
-/// Whether a log lives on storage by now.
-pub fn is_stored(simulation: &Simulation<'_>, judged: &JudgedLog) -> bool {
-    let log = simulation.journals.log(judged.log.index());
-    log.is_some_and(|log| log.placement == PlacementKind::Storage)
-}
 
 /// Reads a log from its own place.
 struct StoredReader<'l> {
@@ -85,7 +80,7 @@ pub fn check(simulation: &Simulation<'_>, judged: &JudgedLog) -> Step {
 ///
 /// # Errors
 /// When it fails, or a process that was killed in the midst of it leaves something that cannot be recovered from.
-pub fn attempt(simulation: &mut Simulation<'_>) -> Result<bool, crate::simulation::Stop> {
+pub fn attempt(simulation: &mut Simulation<'_>) -> Result<bool, Stop> {
     let mut any = false;
     for index in 0..simulation.logs.len() {
         let number = simulation.logs[index].log.index();
@@ -203,9 +198,9 @@ fn judge_kill(simulation: &Simulation<'_>, kill: &Path) -> Step {
         );
     }
     for judged in &simulation.logs {
-        judge::replay_with_e2fsck(&file_system(judged, &images)).map_err(Error::from)?;
+        judge::replay_with_e2fsck(&judged.file_system(&images)).map_err(Error::from)?;
     }
-    let file_system = file_system(&simulation.logs[0], &images);
+    let file_system = simulation.logs[0].file_system(&images);
     let verdict = judge::check(&file_system).map_err(Error::from)?;
     if let Some(problem) = verdict.problems.first() {
         return finding(format!("killed while a log is handed over: e2fsck -fn says: {problem}"));

@@ -12,11 +12,12 @@
 use crate::check::open_found;
 use crate::complete::{HeldReader, JudgedLog};
 use crate::error::{During, Error, Result};
-use crate::hand_over;
+use crate::finding::{Step, finding};
 use crate::overlay::Change;
 use crate::scenario::Scenario;
-use crate::simulation::{Simulation, Step, finding, scratch};
-use guest_kit::image::{FileSystem, copy_image};
+use crate::scratch::scratch;
+use crate::simulation::Simulation;
+use guest_kit::image::copy_image;
 use guest_kit::{Reported, judge};
 use guest_tools::random::Random;
 use placement::{AreaDirectory, Finish, LogDescription, finish_directory};
@@ -44,16 +45,16 @@ pub fn judge(simulation: &Simulation<'_>, scenario: &Scenario, random: &mut Rand
         return finding(format!("finishing what a dead process left fails: {error}"));
     }
     for judged in &simulation.logs {
-        if judged.is_open() && !hand_over::is_stored(simulation, judged) {
+        if judged.is_open() && !simulation.is_stored(judged) {
             compare_with_e2fsck(simulation, judged, &landed, &ours, scratch.path())?;
             crash_in_recovery(simulation, judged, &landed, &ours, scratch.path(), random)?;
         } else {
             // Mounted, but nothing committed: the file system is marked as in need of a recovery that finds nothing. Or handed
             // over to storage, where the guest's kernel finds it.
-            judge::replay_with_e2fsck(&file_system(judged, &ours)).map_err(Error::from)?;
+            judge::replay_with_e2fsck(&judged.file_system(&ours)).map_err(Error::from)?;
         }
     }
-    let file_system = file_system(&simulation.logs[0], &ours);
+    let file_system = simulation.logs[0].file_system(&ours);
     let verdict = judge::check(&file_system).map_err(Error::from)?;
     if let Some(problem) = verdict.problems.first() {
         return finding(format!("e2fsck -fn on what was recovered: {problem}"));
@@ -138,15 +139,6 @@ fn copy_area(simulation: &Simulation<'_>, images: &[PathBuf], to: &Path) -> Resu
     Ok(area)
 }
 
-pub(crate) fn file_system(judged: &JudgedLog, images: &[PathBuf]) -> FileSystem {
-    let place = &judged.description.place;
-    FileSystem {
-        image: images[place.home_disk].clone(),
-        offset: place.home_start,
-        external_journal: place.is_external.then(|| images[place.journal_disk].clone()),
-    }
-}
-
 /// Rule 2 of ARCHITECTURE.md, with e2fsck itself: the same crash, the complete journal at its place.
 fn compare_with_e2fsck(
     simulation: &Simulation<'_>,
@@ -163,7 +155,7 @@ fn compare_with_e2fsck(
         file.write_all_at(block, offset).during("writing the complete journal")?;
     }
     drop(file);
-    judge::replay_with_e2fsck(&file_system(judged, &theirs)).map_err(Error::from)?;
+    judge::replay_with_e2fsck(&judged.file_system(&theirs)).map_err(Error::from)?;
     let mut ours = ours.to_vec();
     if has_orphans(judged, &ours[place.home_disk])? {
         for path in &mut ours {
@@ -171,7 +163,7 @@ fn compare_with_e2fsck(
             copy_image(path, &copy).map_err(Error::from)?;
             *path = copy;
         }
-        judge::replay_with_e2fsck(&file_system(judged, &ours)).map_err(Error::from)?;
+        judge::replay_with_e2fsck(&judged.file_system(&ours)).map_err(Error::from)?;
     }
     match difference(judged, &ours[place.home_disk], &theirs[place.home_disk])? {
         Some(text) => finding(format!("e2fsck makes another disk of the complete journal: {text}")),

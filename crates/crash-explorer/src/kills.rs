@@ -6,11 +6,11 @@
 //! of these looks is held against what the guest had sent: a transaction whose commit block was under way in this step
 //! may be there or not; all else must be as a complete journal makes it.
 
-use crate::check::compare_blocks;
+use crate::compare::compare_blocks;
 use crate::complete::{CompleteLog, JudgedLog};
-use crate::hand_over::is_stored;
+use crate::finding::{Step, Stop, finding};
 use crate::recording::Issue;
-use crate::simulation::{Simulation, Step, Stop, finding};
+use crate::simulation::Simulation;
 use guest_memory::{HostFile, VmMemory, simulated_kill};
 use guest_tools::random::Random;
 use jbd2::{Content, LogRead};
@@ -137,7 +137,7 @@ pub fn check(simulation: &Simulation<'_>, looks: &[Look], issue: Option<&Issue>)
         return Ok(());
     }
     for (index, judged) in simulation.logs.iter().enumerate() {
-        if is_stored(simulation, judged) {
+        if simulation.is_stored(judged) {
             continue;
         }
         let outcomes = judged.outcomes(simulation.recording, issue);

@@ -3,7 +3,7 @@
 //! * [`session::record`] runs a real guest over a disk that is served here and writes down every request, its data, the
 //!   guest page each byte lay in, completions, and acknowledgements of durable work ([`recording`]).
 //! * [`simulation`] sends a recording through the real routes, journals and area, over a simulated disk that an adversary
-//!   drives, in a guest memory whose pages change between their uses as an adversary likes ([`switches`]).
+//!   drives, in a guest memory whose pages change between their uses as an adversary likes ([`switches`]). The module `run` takes its steps.
 //! * [`kills`] looks at what it leaves when it is killed in the middle of a step.
 //! * The module `follow` kills the worker and has another one go on.
 //! * [`check`] compares, after every step, what amberlog would recover with what the same disk becomes with the complete
@@ -20,9 +20,12 @@
 #![forbid(unsafe_code)]
 
 pub mod check;
+mod compare;
 pub mod complete;
+mod deaths;
 pub mod error;
 pub mod explore;
+pub mod finding;
 mod follow;
 mod hand_over;
 pub mod judgement;
@@ -32,7 +35,9 @@ pub mod overlay;
 pub mod power;
 pub mod recorder;
 pub mod recording;
+mod run;
 pub mod scenario;
+mod scratch;
 pub mod session;
 pub mod simulation;
 pub mod switches;

@@ -38,21 +38,7 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// Starts QEMU (or the wrapper) and waits until the guest's user space is up.
-    pub fn start(spec: GuestSpec) -> Result<Self> {
-        let timeout = spec.boot_timeout;
-        let mut guest = Self::launch(spec)?;
-        guest.await_report("its user space did not come up", timeout, |reported| (reported.boots > 0).then_some(()))?;
-        Ok(guest)
-    }
-
-    /// Starts QEMU (or the wrapper) and waits for nothing.
-    pub fn launch(spec: GuestSpec) -> Result<Self> {
-        let platform = Platform::for_guest(&spec)?;
-        Self::launch_on(spec, &platform)
-    }
-
-    /// The same on this platform and no other.
+    /// Starts QEMU (or the wrapper) on this platform and waits for nothing.
     pub(crate) fn launch_on(spec: GuestSpec, platform: &Platform) -> Result<Self> {
         if interrupt::is_requested() {
             return Err(Error::Interrupted);
@@ -127,20 +113,6 @@ impl Guest {
             failed: Cell::new(false),
             quiet: false,
         })
-    }
-
-    /// Runs a guest to its end: script, exit code, power-off. The script must end with 0.
-    pub fn run(spec: GuestSpec, timeout: Duration) -> Result<Reported> {
-        let mut guest = Self::start(spec)?;
-        let code = guest.wait_exit_code(timeout)?;
-        if code != 0 {
-            return Err(guest.failure(&format!("its script ended with {code}")));
-        }
-        let status = guest.wait_end(Duration::from_secs(60))?;
-        if !status.success() {
-            return Err(guest.failure(&format!("QEMU or its wrapper ended with {status}")));
-        }
-        Ok(guest.report.snapshot())
     }
 
     /// What the guest has reported so far.

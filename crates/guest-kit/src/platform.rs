@@ -1,32 +1,10 @@
-//! What guests run on here: which accelerator, with which kernel, processor and firmware.
-//!
-//! | host | guests |
-//! |---|---|
-//! | `/dev/kvm` on which Debian's stock kernel boots | KVM, stock kernel |
-//! | a KVM without hardware virtualisation below it, whose signature MSR says so: it interprets the kernel mode of any guest that does not know of it, thousands of times too slowly | KVM with a paravirtual kernel, if there is one and it boots; else as below |
-//! | anything else | emulation (TCG), stock kernel |
-//!
-//! The paravirtual kernel is an asset that a checkout need not have: `shared/kernel/vmlinux-kvm`, beside the checkout or beside
-//! a directory above it. It has one processor and no modules. A guest that needs more gets the stock kernel, emulated.
-//!
-//! Nothing is assumed: a tiny guest is booted once, and the answer kept in `build/guest/accelerator` for as long as host
-//! kernel, QEMU and guests' kernel stay the same.
-//!
-//! `ACCEL` (`kvm` or `tcg`) forces the accelerator; `AMBERLOG_GUEST_KERNEL`, a bzImage or an uncompressed vmlinux with all that
-//! a guest needs built in, the kernel; `AMBERLOG_GUEST_CPU` and `AMBERLOG_GUEST_BIOS` QEMU's `-cpu` and `-bios` with it.
-//!
-//! Failure story: a wrong environment variable is an error that says what it must be; a probe that fails means emulation.
+//! A platform: accelerator, kernel, processor and firmware of a guest; and what KVM this machine has.
 
 use crate::accelerator::Accelerator;
-use crate::error::{Error, Result};
-use crate::guest::Guest;
+use crate::error::Result;
 use crate::kernel::{Format, Kernel};
-use crate::program;
-use crate::spec::{AtEnd, GuestSpec};
 use kvm_bindings::{Msrs, kvm_msr_entry};
-use std::path::PathBuf;
 use std::sync::OnceLock;
-use std::time::Duration;
 
 /// Accelerator, kernel, processor, firmware.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,9 +21,9 @@ pub struct Platform {
     pub kernel_arguments: &'static str,
 }
 
-/// The KVM of this machine.
+/// A KVM, as far as it matters to guests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kvm {
+pub(crate) enum Kvm {
     /// None, or one that we may not use.
     Absent,
     /// One that runs any kernel, as far as can be told without trying.
@@ -54,24 +32,7 @@ enum Kvm {
     PageTable,
 }
 
-/// How long a stock kernel may take to prove that it runs.
-const STOCK_LIMIT: Duration = Duration::from_secs(20);
-/// It takes a second and a half, but here we know that it is worth waiting for.
-const PARAVIRTUAL_LIMIT: Duration = Duration::from_secs(60);
-
 impl Platform {
-    /// What guests of one processor that need no modules run on.
-    ///
-    /// # Errors
-    /// When an environment variable says what cannot be.
-    pub fn native() -> Result<&'static Self> {
-        static NATIVE: OnceLock<std::result::Result<Platform, String>> = OnceLock::new();
-        NATIVE
-            .get_or_init(|| native().map_err(|error| error.to_string()))
-            .as_ref()
-            .map_err(|text| Error::Assets(text.clone()))
-    }
-
     /// Emulation with the stock kernel, which can do everything, slowly.
     ///
     /// # Errors
@@ -80,44 +41,12 @@ impl Platform {
         Ok(Self::of(Accelerator::Tcg, Kernel::stock()?.clone(), Kvm::Absent))
     }
 
-    /// What a guest of this specification runs on.
-    ///
-    /// # Errors
-    /// As [`Self::native`].
-    pub fn for_guest(spec: &GuestSpec) -> Result<Self> {
-        let kvm = kvm();
-        if let Some(kernel) = &spec.kernel {
-            let runs_natively = || Ok::<_, Error>(*kernel == Self::native()?.kernel || kvm == Kvm::Ordinary);
-            let accelerator = match spec.accelerator {
-                Some(accelerator) => accelerator,
-                None if Self::native()?.accelerator == Accelerator::Kvm && runs_natively()? => Accelerator::Kvm,
-                None => Accelerator::Tcg,
-            };
-            return Ok(Self::of(accelerator, kernel.clone(), kvm));
-        }
-        let native = Self::native()?;
-        let fits = |platform: &Self| {
-            spec.accelerator.is_none_or(|accelerator| accelerator == platform.accelerator)
-                && (spec.cpus == 1 || platform.kernel.is_smp)
-                && (spec.modules.is_empty() || platform.kernel.modules.is_some())
-        };
-        if fits(native) {
-            return Ok(native.clone());
-        }
-        let stock = Kernel::stock()?.clone();
-        let is_forced = spec.accelerator == Some(Accelerator::Kvm);
-        if is_forced || (kvm == Kvm::Ordinary && native.accelerator == Accelerator::Kvm && spec.accelerator.is_none()) {
-            return Ok(Self::of(Accelerator::Kvm, stock, kvm));
-        }
-        Ok(Self::of(Accelerator::Tcg, stock, kvm))
-    }
-
     /// In words: "kvm, Linux 6.12.117".
     pub fn describe(&self) -> String {
         format!("{}, Linux {}", self.accelerator.name(), self.kernel.version)
     }
 
-    fn of(accelerator: Accelerator, kernel: Kernel, kvm: Kvm) -> Self {
+    pub(crate) fn of(accelerator: Accelerator, kernel: Kernel, kvm: Kvm) -> Self {
         let is_paravirtual = accelerator == Accelerator::Kvm && kvm == Kvm::PageTable;
         let cpu = match accelerator {
             // QEMU 7.2 sets an MSR for it that such a KVM does not have, and aborts.
@@ -138,60 +67,8 @@ impl Platform {
     }
 }
 
-fn native() -> Result<Platform> {
-    let kvm = kvm();
-    let forced = match variable("ACCEL") {
-        None => None,
-        Some(name) => Some(
-            Accelerator::parse(&name)
-                .ok_or_else(|| Error::Assets(format!("ACCEL is '{name}'; it must be 'kvm' or 'tcg', or unset")))?,
-        ),
-    };
-    let given = match variable("AMBERLOG_GUEST_KERNEL") {
-        None => None,
-        Some(path) => Some(
-            Kernel::of_file(&PathBuf::from(&path))
-                .map_err(|error| Error::Assets(format!("AMBERLOG_GUEST_KERNEL cannot be used: {error}")))?,
-        ),
-    };
-    let asset = || (kvm == Kvm::PageTable).then(paravirtual_asset).flatten();
-    let kernel = |accelerator| match (&given, accelerator) {
-        (Some(kernel), _) => Ok(kernel.clone()),
-        (None, Accelerator::Kvm) => asset().map_or_else(|| Kernel::stock().cloned(), Ok),
-        (None, Accelerator::Tcg) => Kernel::stock().cloned(),
-    };
-    let dressed = |accelerator| {
-        let mut platform = Platform::of(accelerator, kernel(accelerator)?, kvm);
-        platform.cpu = variable("AMBERLOG_GUEST_CPU").unwrap_or(platform.cpu);
-        platform.bios = variable("AMBERLOG_GUEST_BIOS").or(platform.bios);
-        Ok::<_, Error>(platform)
-    };
-    match forced {
-        Some(accelerator) => dressed(accelerator),
-        // A stock kernel would be interpreted: there is no need to try.
-        None if kvm == Kvm::Absent || (kvm == Kvm::PageTable && given.is_none() && asset().is_none()) => {
-            dressed(Accelerator::Tcg)
-        }
-        None => {
-            let platform = dressed(Accelerator::Kvm)?;
-            if boots(&platform, kvm)? { Ok(platform) } else { dressed(Accelerator::Tcg) }
-        }
-    }
-}
-
-/// An environment variable that says something.
-fn variable(name: &str) -> Option<String> {
-    std::env::var_os(name).filter(|value| !value.is_empty()).map(|value| value.to_string_lossy().into_owned())
-}
-
-/// The optional asset, where there is one.
-fn paravirtual_asset() -> Option<Kernel> {
-    let path = |directory: &std::path::Path| directory.join("shared/kernel/vmlinux-kvm");
-    let above = program::workspace().ancestors().skip(1);
-    above.map(path).find(|path| path.is_file()).and_then(|path| Kernel::of_file(&path).ok())
-}
-
-fn kvm() -> Kvm {
+/// The KVM of this machine.
+pub(crate) fn kvm() -> Kvm {
     static KVM: OnceLock<Kvm> = OnceLock::new();
     *KVM.get_or_init(|| look_at_kvm().unwrap_or(Kvm::Absent))
 }
@@ -209,47 +86,10 @@ fn look_at_kvm() -> Option<Kvm> {
     Some(if is_page_table { Kvm::PageTable } else { Kvm::Ordinary })
 }
 
-/// Whether a tiny guest comes up, or did when the same was asked before.
-fn boots(platform: &Platform, kvm: Kvm) -> Result<bool> {
-    let version = program::run(program::command("qemu-system-x86_64")?.arg("--version"), &[0])?;
-    let host = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
-    let modified = std::fs::metadata(&platform.kernel.image).and_then(|metadata| metadata.modified()).ok();
-    let modified = modified.and_then(|time| time.duration_since(std::time::UNIX_EPOCH).ok()).unwrap_or_default();
-    let key = format!(
-        "{} {} {kvm:?} {} {} {} {}",
-        host.trim(),
-        String::from_utf8_lossy(&version.stdout).lines().next().unwrap_or_default(),
-        platform.kernel.image.display(),
-        modified.as_secs(),
-        platform.cpu,
-        platform.bios.as_deref().unwrap_or("-"),
-    );
-    let memory = program::workspace().join("build/guest/accelerator");
-    if let Ok(text) = std::fs::read_to_string(&memory)
-        && let Some((answer, remembered)) = text.trim_end().split_once('\n')
-        && remembered == key
-        && let Some(accelerator) = Accelerator::parse(answer)
-    {
-        return Ok(accelerator == Accelerator::Kvm);
-    }
-    let mut spec = GuestSpec::new("kvm-probe", "true");
-    spec.at_end = AtEnd::PowerOffNow;
-    let limit = if kvm == Kvm::PageTable { PARAVIRTUAL_LIMIT } else { STOCK_LIMIT };
-    let boots = Guest::launch_on(spec, platform).is_ok_and(|mut guest| {
-        guest.forgive();
-        guest.wait_exit_code(limit).is_ok_and(|code| code == 0)
-    });
-    let answer = if boots { Accelerator::Kvm } else { Accelerator::Tcg };
-    // Only a memory: if it cannot be kept, the next process asks again. Whole or not at all: others may be reading it.
-    let partial = memory.with_extension(std::process::id().to_string());
-    let _ = std::fs::write(&partial, format!("{}\n{key}\n", answer.name()))
-        .and_then(|()| std::fs::rename(&partial, &memory));
-    Ok(boots)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::path::PathBuf;
 
     fn kernel(is_smp: bool, modules: bool) -> Kernel {
         Kernel {
@@ -270,20 +110,5 @@ mod tests {
         assert_eq!((ordinary.cpu.as_str(), ordinary.bios, ordinary.kernel_arguments), ("host", None, ""));
         let emulated = Platform::of(Accelerator::Tcg, kernel(false, false), Kvm::PageTable);
         assert!(emulated.cpu.starts_with("qemu64") && emulated.bios.is_none() && emulated.kernel_arguments.is_empty());
-    }
-
-    #[test]
-    fn whoever_needs_more_processors_or_modules_gets_a_kernel_that_has_them() {
-        let mut two = GuestSpec::new("two", "true");
-        two.cpus = 2;
-        let platform = Platform::for_guest(&two).unwrap();
-        assert!(platform.kernel.is_smp, "{platform:?}");
-        let mut modular = GuestSpec::new("modular", "true");
-        modular.modules.push("brd".to_owned());
-        let platform = Platform::for_guest(&modular).unwrap();
-        assert!(platform.kernel.modules.is_some(), "{platform:?}");
-        let mut emulated = GuestSpec::new("emulated", "true");
-        emulated.accelerator = Some(Accelerator::Tcg);
-        assert_eq!(Platform::for_guest(&emulated).unwrap().accelerator, Accelerator::Tcg);
     }
 }

@@ -16,6 +16,7 @@
 //! [`VmMemory::protection`] says so and callers copy instead. When this process dies, the VMM's own descriptor of the
 //! userfaultfd keeps the pages protected and their writers waiting.
 
+mod channel;
 mod dirty_log;
 mod error;
 mod handover;
@@ -26,6 +27,9 @@ mod region_set;
 mod slice;
 mod userfault;
 
+#[cfg(feature = "simulate")]
+pub use channel::simulated_delay;
+pub use channel::{CopyOnWrite, Protection};
 pub use dirty_log::DirtyLog;
 pub use error::Error;
 pub use handover::{BeforeDevice, HandoverSocket, KeepHandedOver, SHIM_SOCKET_VARIABLE, Terms, Welcome};
@@ -33,8 +37,5 @@ pub use host_file::HostFile;
 #[cfg(feature = "simulate")]
 pub use host_file::{simulated_kill, simulated_room};
 pub use map::{MemoryTable, RegionDescriptor, Told, VmMemory};
-#[cfg(feature = "simulate")]
-pub use protect::simulated_delay;
-pub use protect::{CopyOnWrite, Protection};
 pub use region_set::RegionSet;
 pub use slice::{MemorySlice, PAGE_BYTES, PageId};

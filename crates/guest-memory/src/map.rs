@@ -1,15 +1,14 @@
 //! The RAM of one VM: backing files mapped once, and what each device was told of them.
 
+use crate::channel::{CopyOnWrite, Learned, Protection, ProtectionChannel, WINDOWS_BYTES_MAX};
 use crate::dirty_log::DirtyLog;
 use crate::error::Error;
-use crate::protect::{CopyOnWrite, Learned, Protection, ProtectionChannel, WINDOWS_BYTES_MAX};
 use crate::region_set::RegionSet;
 use crate::slice::{MemorySlice, PAGE_BYTES, PageId};
-use crate::userfault::UserFault;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::ops::Range;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
@@ -197,39 +196,6 @@ impl VmMemory {
         let _ = self.directory.set(directory);
     }
 
-    /// Takes the VMM's own userfaultfd, handed over by the preloaded library: pages can be protected from now on.
-    ///
-    /// # Errors
-    /// A sentence when the kernel lacks write protection of shared memory (before Linux 5.19) or refuses the descriptor.
-    pub fn take_userfaultfd(self: &Arc<Self>, descriptor: OwnedFd) -> Result<(), Error> {
-        let userfault = UserFault::handshake(descriptor)?;
-        if userfault.is_over() {
-            // Of what had this process's number, or ran in it, before the VMM did: nothing would be protected, and no call would fail.
-            return Err(Error::system(
-                "the program that handed over the userfaultfd is not the VMM, and has ended",
-                std::io::Error::from_raw_os_error(libc::ESRCH),
-            ));
-        }
-        self.channel.open(self, userfault)
-    }
-
-    /// Goes on with a userfaultfd that an earlier process of ours has used: what is protected stays so. Whoever waits on a fault
-    /// asks again as soon as it is known where the VMM has its memory.
-    ///
-    /// # Errors
-    /// When no thread can be started.
-    pub fn adopt_userfaultfd(self: &Arc<Self>, descriptor: OwnedFd) -> Result<(), Error> {
-        self.channel.open(self, UserFault::adopt(descriptor))
-    }
-
-    /// Whether a userfaultfd that an earlier process of ours has used, or was given, is of a program that has ended.
-    ///
-    /// # Errors
-    /// When no descriptor is left.
-    pub fn is_of_ended_program(descriptor: BorrowedFd<'_>) -> std::io::Result<bool> {
-        Ok(UserFault::adopt(descriptor.try_clone_to_owned()?).is_over())
-    }
-
     /// Has it kept where the VMM has memory, whenever that is another place: a process that goes on has to know it before it is told. Once.
     pub fn keep_windows(&self, keeper: KeepWindows) {
         let _ = self.windows_keeper.set(keeper);
@@ -346,7 +312,7 @@ impl VmMemory {
             if file_offset % PAGE_BYTES as u64 != gpa % PAGE_BYTES as u64 {
                 return Err(refuse("its pages are not aligned with its file's pages"));
             }
-            let learned = self.channel.learn(&ram_file, file_offset, size, user_addr);
+            let learned = self.channel.learn(ram_file.first_page, file_offset, size, user_addr);
             self.settle(learned);
             regions.push(Region { gpa, size, user_addr, file_offset, ram_file });
         }

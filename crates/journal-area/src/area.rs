@@ -1,6 +1,6 @@
-//! The journal area of one VM: its control blocks (the paper's `JCB_list`), how they come and go, and the operations of the paper's section 4.1
-//! as far as they concern the log as a whole. What data-path threads call is in `operations`, what is asked in `questions`, what is written
-//! into tables for who follows in `notes`.
+//! The journal area of one VM: its control blocks (the paper's `JCB_list`), and what concerns a log as a whole. How they come and go is in
+//! `lifetime`, what data-path threads call in `operations`, what is asked in `questions`, what is written into tables for who follows in
+//! `notes`.
 //!
 //! Each log has a lock of its own (`logs`, which has the lock order). Data-path threads take it once a pass for what was committed, and for every
 //! home write, its completion, and every read of a log block; the thread that answers faults takes it where the log has the page (`faults`). Nothing under it needs the guest, and
@@ -8,26 +8,14 @@
 //! ([`crate::Taking`]).
 
 use crate::budget::Budget;
-use crate::error::Error;
-use crate::faults::AreaCopyOnWrite;
-use crate::inflight::Writer;
-use crate::jcb::{Holding, LogShape, VmJcb};
+use crate::jcb::{Holding, VmJcb};
 use crate::log::HeldLog;
-use crate::logs::{Cell, Files, Locked, Logs};
+use crate::logs::{Cell, Locked, LogId, Logs};
 use crate::pages::{HotPages, Pages};
-use crate::pool::Pool;
-use crate::table::{Doubt, Opening, Table, Tail};
-use crate::taking::Taking;
-use guest_memory::{HostFile, PageId, VmMemory};
-use std::collections::HashSet;
-use std::ops::Range;
-use std::path::Path;
+use crate::table::{Doubt, Opening, Tail};
+use guest_memory::VmMemory;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
-
-/// Names a log within its VM's area.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct LogId(pub usize);
 
 /// What a log owes (`LOG_OP_QUERY`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -141,19 +129,16 @@ impl std::fmt::Debug for JournalArea {
 }
 
 impl JournalArea {
-    /// The area of the VM with this memory, which copies pages out through it from now on. `budget_bytes` bounds tables
-    /// and copies; above it the largest log's oldest owed blocks are written home.
-    pub fn new(memory: &Arc<VmMemory>, budget_bytes: u64) -> Arc<Self> {
-        let area = Arc::new(JournalArea {
+    /// One without logs, that nobody asks to copy pages out yet ([`JournalArea::new`]).
+    pub(crate) fn without_logs(memory: &Arc<VmMemory>, budget_bytes: u64) -> Self {
+        JournalArea {
             pages: Pages::new(Arc::clone(memory)),
             logs: Logs::default(),
             budget: Budget::new(budget_bytes),
             waker: OnceLock::new(),
             proofs: AtomicU64::new(0),
             proofs_settled: AtomicU64::new(0),
-        });
-        memory.set_copy_on_write(Arc::new(AreaCopyOnWrite(Arc::downgrade(&area))));
-        area
+        }
     }
 
     /// Chooses which blocks are copied from now on though they could stay in the guest's pages (for experiments).
@@ -180,92 +165,12 @@ impl JournalArea {
     }
 
     pub(crate) fn locked<T>(&self, cell: &Cell, act: impl FnOnce(&mut Locked<'_>) -> T) -> T {
-        let mut jcb = cell.lock();
-        let given = act(&mut jcb);
-        self.pages.add_loose(std::mem::take(&mut jcb.loose));
-        given
+        cell.locked(&self.pages, act)
     }
 
     /// The same, but also with one that is only there for its home writes in flight.
     pub(crate) fn with_in_flight<T>(&self, id: LogId, act: impl FnOnce(&mut VmJcb) -> T) -> Option<T> {
         Some(self.locked(&*self.logs.cell(id)?, |jcb| act(jcb)))
-    }
-
-    /// Pages may have been released, and memory have become free. Nobody may have a log's lock who calls.
-    pub(crate) fn let_go(&self) {
-        self.pages.let_many_loose_go();
-        self.feed_starved();
-    }
-
-    /// `LOG_OP_INIT`: makes the control block of a log, closed, with its two files in `directory`. `own_blocks` are the
-    /// blocks of the file system that the log itself takes: a tag that names one of them is not a version of anything.
-    ///
-    /// # Errors
-    /// When the files cannot be made.
-    pub fn make_log(
-        &self,
-        directory: &Path,
-        name: &str,
-        shape: LogShape,
-        holding: Holding,
-        own_blocks: Vec<Range<u64>>,
-    ) -> Result<LogId, Error> {
-        let files = Files {
-            name: name.to_owned(),
-            table: directory.join(format!("{name}.table")),
-            pool: directory.join(format!("{name}.pool")),
-        };
-        let table = Table::create(&files.table, shape.block_bytes, shape.log_blocks)?;
-        let pool = Pool::create(&files.pool, shape.block_bytes, shape.log_blocks)?;
-        Ok(self.logs.listed().add(VmJcb::new(shape, holding, own_blocks, table, pool), files))
-    }
-
-    /// The same of a log whose files an earlier process left in `directory`: goes on with it as it is. The guest's memory has to be
-    /// mapped as it was, and nothing of the guest may run that could fault or ask before this returns.
-    ///
-    /// # Errors
-    /// When the files are not there, or contradict themselves: nothing was changed.
-    pub fn adopt_log(
-        &self,
-        directory: &Path,
-        name: &str,
-        shape: LogShape,
-        holding: Holding,
-        own_blocks: Vec<Range<u64>>,
-    ) -> Result<LogId, Error> {
-        let files = Files {
-            name: name.to_owned(),
-            table: directory.join(format!("{name}.table")),
-            pool: directory.join(format!("{name}.pool")),
-        };
-        let (table, pool) = (HostFile::open(&files.table)?, HostFile::open(&files.pool)?);
-        // Until it is there nobody looks for a page.
-        let mut listed = self.logs.listed();
-        let found = ((table, files.table.as_path()), (pool, files.pool.as_path()));
-        let jcb = VmJcb::rebuild(&self.pages, shape, holding, own_blocks, found.0, found.1)?;
-        self.look_for_contradiction(&jcb);
-        Ok(listed.add(jcb, files))
-    }
-
-    /// `LOG_OP_CLEANUP`: forgets a log and removes its files. What it owed is lost unless it was recovered before.
-    /// Whoever still names it finds a log that is closed and holds nothing.
-    pub fn forget_log(&self, id: LogId) {
-        let Some(cell) = self.logs.cell(id) else { return };
-        let has_left = self.locked(&cell, |jcb| {
-            jcb.close_books(&self.pages);
-            jcb.set_leaving();
-            for path in [&cell.files.table, &cell.files.pool] {
-                if let Err(error) = std::fs::remove_file(path) {
-                    log::warn!("removing {} failed: {error}", path.display());
-                }
-            }
-            jcb.has_left()
-        });
-        self.pages.let_loose_go();
-        if has_left {
-            self.logs.remove(id);
-        }
-        self.feed_starved();
     }
 
     /// Closes a log: it could not be opened, or is none any more. What it owes is dropped.
@@ -302,7 +207,7 @@ impl JournalArea {
         self.logs.all().iter().try_for_each(|cell| cell.lock().check(&self.pages))
     }
 
-    /// From now on, or no longer, every transaction that is accepted is told one by one ([`Outcome::accepted`]). Their blocks can
+    /// From now on, or no longer, every transaction that is accepted is told one by one ([`crate::Outcome::accepted`]). Their blocks can
     /// be read with [`JournalArea::look`] for as long as they are held.
     pub fn tell_accepted(&self, id: LogId, is_wanted: bool) {
         self.with(id, |jcb| {
@@ -347,94 +252,14 @@ impl JournalArea {
         }
     }
 
-    /// Begins to take a log away whose books were proven wrong, block for block, to its own place. Nothing while a home write of
-    /// the host's is in flight, which must not land after what the guest writes there past us from then on.
-    pub fn take_distrusted(&self, id: LogId) -> Option<Taking<'_>> {
-        self.begin_taking(id, |jcb| {
-            jcb.contradiction.is_some()
-                && jcb.absorbed.is_empty()
-                && !jcb.in_flight.overlaps(&(0..u64::MAX), Some(Writer::Host))
-        })
-    }
-
-    /// Begins to bring an open log home whose guest is gone (the paper's `LOG_OP_RECOVER`). Nothing while a home write is in
-    /// flight, or where it is being taken already.
-    pub fn take_for_recovery(&self, id: LogId) -> Option<Taking<'_>> {
-        let taking = self.begin_taking(id, |jcb| jcb.in_flight.is_empty())?;
-        self.with(id, |jcb| {
-            if jcb.is_open() {
-                jcb.table.set_recovering(true);
-            }
-        });
-        Some(taking)
-    }
-
-    /// Begins to hand an open log over to somebody who keeps it elsewhere from now on: what is owed goes home, and the
-    /// transaction that the guest is in the midst of goes on there ([`Taking::cursor`]). Nothing, for now or for good, while a
-    /// home write is in flight or one is absorbed, or where the log is not open or is kept block for block.
-    pub fn take_for_hand_over(&self, id: LogId) -> Option<Taking<'_>> {
-        self.begin_taking(id, |jcb| {
-            // What is absorbed the guest's tail may pass there as soon as it likes.
-            jcb.is_open() && !jcb.table.is_materialise() && jcb.in_flight.is_empty() && jcb.absorbed.is_empty()
-        })
-    }
-
-    fn begin_taking(&self, id: LogId, may_begin: impl FnOnce(&VmJcb) -> bool) -> Option<Taking<'_>> {
-        let cell = self.logs.cell(id)?;
-        let cursor = self.with(id, |jcb| {
-            let may_begin = !jcb.is_taken && may_begin(jcb);
-            jcb.is_taken |= may_begin;
-            may_begin.then_some(jcb.cursor)
-        });
-        Some(Taking::new(self, cell, cursor.flatten()?))
-    }
-
-    pub(crate) fn give_up_taking(&self, id: LogId) {
-        self.with_in_flight(id, |jcb| {
-            jcb.is_taken = false;
-            if jcb.is_open() {
-                jcb.table.set_recovering(false);
-            }
-        });
-    }
-
-    pub(crate) fn end_taking(&self, id: LogId, switch: impl FnOnce()) {
-        let mut switch = Some(switch);
-        let mut switch = || switch.take().map_or((), |switch| switch());
-        self.with_in_flight(id, |jcb| {
-            switch();
-            jcb.is_taken = false;
-            jcb.close_books(&self.pages);
-        });
-        // A log that was forgotten nobody can look at.
-        switch();
-        self.pages.let_loose_go();
-        self.feed_starved();
-    }
-
     /// The log as it is from moment to moment: for who reads it block by block, with I/O of his own between. Nothing if it was forgotten;
     /// one that is forgotten while it is read holds nothing from then on. A guest has the thread of another disk forget it when it likes.
     pub fn log_now(&self, id: LogId) -> Option<HeldLog<'_>> {
-        Some(HeldLog::taken(self, self.logs.cell(id)?))
+        Some(HeldLog::taken(&self.pages, self.logs.cell(id)?))
     }
 
     /// Lets somebody read the live log as recovery would, without changing anything. Nothing if it was forgotten.
     pub fn look<T>(&self, id: LogId, look: impl FnOnce(&mut HeldLog<'_>) -> T) -> Option<T> {
         self.with_in_flight(id, |jcb| look(&mut HeldLog::live(jcb, &self.pages)))
-    }
-
-    pub(crate) fn look_at<T>(&self, cell: &Cell, look: impl FnOnce(&mut HeldLog<'_>) -> T) -> T {
-        self.locked(cell, |jcb| look(&mut HeldLog::live(jcb, &self.pages)))
-    }
-
-    /// Names the guest pages that must never be retained: those of rings.
-    pub fn set_excluded_pages(&self, excluded: HashSet<PageId>) {
-        let retained = |page: &PageId| self.pages.memory().is_retained(*page);
-        // What is being retained at this moment is marked as retained by now, or will be refused.
-        let pages: Vec<PageId> = excluded.iter().copied().collect();
-        self.pages.set_excluded(excluded);
-        for page in pages.into_iter().filter(retained) {
-            self.copy_out(page);
-        }
     }
 }

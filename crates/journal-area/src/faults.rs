@@ -13,11 +13,13 @@
 //! page is not found though it is retained, is noted with the page being retained, in one step, and is tried again whenever memory may have become free, and
 //! five times a second.
 
-use crate::area::{JournalArea, LogId};
+use crate::area::JournalArea;
 use crate::jcb::VmJcb;
 use crate::location::Location;
+use crate::logs::LogId;
 use crate::pages::Pages;
 use guest_memory::{CopyOnWrite, PageId};
+use std::collections::HashSet;
 
 /// So often a page is looked for that is retained, and not found: each time it has gone to a log that was looked at already.
 const LOOKS_MAX: u32 = 16;
@@ -69,6 +71,23 @@ impl JournalArea {
     /// Memory may have become free: answers those who wait for some. Nobody may have a log's lock who calls.
     pub(crate) fn feed_starved(&self) {
         for page in self.pages.starved() {
+            self.copy_out(page);
+        }
+    }
+
+    /// Pages may have been released, and memory have become free. Nobody may have a log's lock who calls.
+    pub(crate) fn let_go(&self) {
+        self.pages.let_many_loose_go();
+        self.feed_starved();
+    }
+
+    /// Names the guest pages that must never be retained: those of rings.
+    pub fn set_excluded_pages(&self, excluded: HashSet<PageId>) {
+        let retained = |page: &PageId| self.pages.memory().is_retained(*page);
+        // What is being retained at this moment is marked as retained by now, or will be refused.
+        let pages: Vec<PageId> = excluded.iter().copied().collect();
+        self.pages.set_excluded(excluded);
+        for page in pages.into_iter().filter(retained) {
             self.copy_out(page);
         }
     }

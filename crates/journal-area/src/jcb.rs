@@ -13,7 +13,7 @@
 //! * A position's location changes in one place, [`VmJcb::set_location`].
 //! * What is absorbed (`absorbed`) is the newest version of its home block, and copied.
 
-use crate::commit::Accepted;
+use crate::batch::Accepted;
 use crate::index::Index;
 use crate::inflight::InFlight;
 use crate::location::{Location, Past};

@@ -1,7 +1,6 @@
 //! The held log as replay reads it: from a live control block, from one that is being taken elsewhere, or from the files that a
 //! dead process left.
 
-use crate::area::JournalArea;
 use crate::error::Error;
 use crate::jcb::VmJcb;
 use crate::location::{Location, Past};
@@ -154,7 +153,7 @@ impl FoundLog {
 enum From<'a> {
     Live(&'a VmJcb, &'a Pages),
     /// Under the log's lock for the time of each question only.
-    Taken(&'a JournalArea, Arc<Cell>),
+    Taken(&'a Pages, Arc<Cell>),
     Found(&'a FoundLog),
 }
 
@@ -164,13 +163,18 @@ pub struct HeldLog<'a> {
     from: From<'a>,
 }
 
+/// A live log as it is at this moment.
+fn look_at<T>(pages: &Pages, cell: &Cell, look: impl FnOnce(&mut HeldLog<'_>) -> T) -> T {
+    cell.locked(pages, |jcb| look(&mut HeldLog::live(jcb, pages)))
+}
+
 impl<'a> HeldLog<'a> {
     pub(crate) fn live(jcb: &'a VmJcb, pages: &'a Pages) -> Self {
         HeldLog { from: From::Live(jcb, pages) }
     }
 
-    pub(crate) fn taken(area: &'a JournalArea, cell: Arc<Cell>) -> Self {
-        HeldLog { from: From::Taken(area, cell) }
+    pub(crate) fn taken(pages: &'a Pages, cell: Arc<Cell>) -> Self {
+        HeldLog { from: From::Taken(pages, cell) }
     }
 
     /// Asks the log as it is at this moment.
@@ -178,7 +182,7 @@ impl<'a> HeldLog<'a> {
         match &self.from {
             From::Live(jcb, _) => ask(self, &jcb.table),
             From::Found(found) => ask(self, &found.table),
-            From::Taken(area, cell) => area.look_at(cell, |held| held.now(ask)),
+            From::Taken(pages, cell) => look_at(pages, cell, |held| held.now(ask)),
         }
     }
 
@@ -242,7 +246,7 @@ impl<'a> HeldLog<'a> {
     pub fn is_live(&self, position: u32) -> bool {
         match &self.from {
             From::Live(jcb, _) => jcb.live_index(position).is_some(),
-            From::Taken(area, cell) => area.look_at(cell, |held| held.is_live(position)),
+            From::Taken(pages, cell) => look_at(pages, cell, |held| held.is_live(position)),
             From::Found(_) => false,
         }
     }
@@ -251,7 +255,7 @@ impl<'a> HeldLog<'a> {
     pub fn read_held(&self, position: u32, buffer: &mut [u8]) -> bool {
         match &self.from {
             From::Live(jcb, pages) => jcb.read_held(pages, position, buffer),
-            From::Taken(area, cell) => area.look_at(cell, |held| held.read_held(position, buffer)),
+            From::Taken(pages, cell) => look_at(pages, cell, |held| held.read_held(position, buffer)),
             From::Found(found) => match self.location(position) {
                 Location::Guest(page) => {
                     let Some((file, offset)) = place_in(&found.ram, page) else { return false };
@@ -276,9 +280,9 @@ impl<'a> HeldLog<'a> {
     /// # Errors
     /// When a block is only on storage ([`Location::Storage`]): the caller has to read it there.
     pub fn read_block(&self, position: u32, buffer: &mut [u8]) -> io::Result<LogContent> {
-        if let From::Taken(area, cell) = &self.from {
+        if let From::Taken(pages, cell) = &self.from {
             // In one piece: a page that is copied out meanwhile is at one place or the other.
-            return area.look_at(cell, |held| held.read_block(position, buffer));
+            return look_at(pages, cell, |held| held.read_block(position, buffer));
         }
         if self.read_held(position, buffer) {
             if position == 0

@@ -4,8 +4,8 @@
 //! has two logs' locks at a time, and the list is only had for a moment, but where a log is adopted. What concerns several logs looks at
 //! one after the other ([`Logs::find`], [`Logs::all`]): each such place says why it is right that the first may have changed when the last is looked at.
 
-use crate::area::LogId;
 use crate::jcb::VmJcb;
+use crate::pages::Pages;
 use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
 use std::path::PathBuf;
@@ -13,6 +13,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, TryLockError};
 use std::time::Duration;
 use tracing_mutex::stdsync::{Mutex, MutexGuard, RwLock, RwLockWriteGuard};
+
+/// Names a log within its VM's area.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct LogId(pub usize);
 
 #[derive(Debug)]
 pub(crate) struct Files {
@@ -61,6 +65,14 @@ impl Cell {
             Err(TryLockError::WouldBlock) => None,
             Err(TryLockError::Poisoned(_)) => panic!("no panic under a log's lock"),
         }
+    }
+
+    /// Does something with it, under its lock. Pages that are released go to the books of pages.
+    pub fn locked<T>(&self, pages: &Pages, act: impl FnOnce(&mut Locked<'_>) -> T) -> T {
+        let mut jcb = self.lock();
+        let given = act(&mut jcb);
+        pages.add_loose(std::mem::take(&mut jcb.loose));
+        given
     }
 
     #[cfg(test)]

@@ -7,7 +7,6 @@
 //!
 //! All of this is a guess from what the guest has written by then. A wrong one costs time or host memory, never a block.
 
-use crate::jcb::VmJcb;
 use guest_memory::{PAGE_BYTES, PageId};
 use jbd2::{Descriptor, Format, Kind};
 
@@ -33,8 +32,8 @@ impl Ahead {
     }
 
     /// Where the block at a log position belongs, if that is known.
-    fn home_block(&self, jcb: &VmJcb, position: u32) -> Option<u64> {
-        let index = jcb.distance(self.first_position, position);
+    pub(crate) fn home_block(&self, format: Option<&Format>, position: u32) -> Option<u64> {
+        let index = format.map_or(0, |format| format.distance(self.first_position, position));
         self.home_blocks.get(index as usize).copied()
     }
 }
@@ -50,10 +49,6 @@ pub(crate) struct Candidate {
 }
 
 impl Candidate {
-    pub(crate) fn new(jcb: &VmJcb, index: usize, page: PageId, position: u32) -> Self {
-        Candidate { index, page, home_block: jcb.ahead.home_block(jcb, position) }
-    }
-
     /// A guest's kernel may hand out its pages downwards.
     fn is_followed_by(&self, next: &Self) -> bool {
         let is_next_block = match (self.home_block, next.home_block) {

@@ -1,7 +1,8 @@
 //! What a log's table says for who goes on with it.
 
-use crate::area::{Adopted, JournalArea, LogId};
+use crate::area::{Adopted, JournalArea};
 use crate::location::Location;
+use crate::logs::LogId;
 use crate::table::{Doubt, Opening};
 
 impl JournalArea {

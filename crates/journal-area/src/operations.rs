@@ -1,10 +1,11 @@
 //! What data-path threads do with a log: see `area` for its lock. What may let pages go, or make memory free, ends with no log's lock held, since
 //! whoever waits for a page is answered then, and the page may be of another log.
 
-use crate::area::{JournalArea, LogId};
-use crate::commit::{Accepted, LogWrite, Outcome};
+use crate::area::JournalArea;
+use crate::batch::{Accepted, LogWrite, Outcome};
 use crate::error::Error;
 use crate::home::{HomeWrite, HostWrite, Over};
+use crate::logs::LogId;
 use crate::shown::Outside;
 use crate::tail::SuperblockEffect;
 use guest_memory::MemorySlice;

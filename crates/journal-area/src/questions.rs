@@ -1,8 +1,9 @@
 //! What is asked of a log, and changes nothing.
 
-use crate::area::{CommittedVersion, JournalArea, LogId, NotHome, Owed};
+use crate::area::{CommittedVersion, JournalArea, NotHome, Owed};
 use crate::jcb::{Counters, VmJcb};
 use crate::location::{Location, Past};
+use crate::logs::LogId;
 use crate::table::Tail;
 use std::ops::Range;
 

@@ -5,9 +5,11 @@
 //! block. Until the end nothing of it changes but where a block's content is: changes of homes wait
 //! ([`crate::HomeWrite::Wait`]), and the host begins none of its own. Pages that the guest writes to are copied out as ever.
 
-use crate::area::{JournalArea, LogId};
+use crate::area::JournalArea;
+use crate::inflight::Writer;
+use crate::jcb::VmJcb;
 use crate::log::HeldLog;
-use crate::logs::Cell;
+use crate::logs::{Cell, LogId};
 use crate::table::Tail;
 use std::sync::Arc;
 
@@ -22,13 +24,13 @@ pub struct Taking<'a> {
 }
 
 impl<'a> Taking<'a> {
-    pub(crate) fn new(area: &'a JournalArea, cell: Arc<Cell>, cursor: Tail) -> Self {
+    fn new(area: &'a JournalArea, cell: Arc<Cell>, cursor: Tail) -> Self {
         Taking { area, id: cell.id, cell, cursor, has_ended: false }
     }
 
     /// The log, as recovery reads it.
     pub fn log(&self) -> HeldLog<'a> {
-        HeldLog::taken(self.area, Arc::clone(&self.cell))
+        HeldLog::taken(&self.area.pages, Arc::clone(&self.cell))
     }
 
     /// Where the transaction begins that its guest is in the midst of.
@@ -49,5 +51,72 @@ impl Drop for Taking<'_> {
         if !self.has_ended {
             self.area.give_up_taking(self.id);
         }
+    }
+}
+
+impl JournalArea {
+    /// Begins to take a log away whose books were proven wrong, block for block, to its own place. Nothing while a home write of
+    /// the host's is in flight, which must not land after what the guest writes there past us from then on.
+    pub fn take_distrusted(&self, id: LogId) -> Option<Taking<'_>> {
+        self.begin_taking(id, |jcb| {
+            jcb.contradiction.is_some()
+                && jcb.absorbed.is_empty()
+                && !jcb.in_flight.overlaps(&(0..u64::MAX), Some(Writer::Host))
+        })
+    }
+
+    /// Begins to bring an open log home whose guest is gone (the paper's `LOG_OP_RECOVER`). Nothing while a home write is in
+    /// flight, or where it is being taken already.
+    pub fn take_for_recovery(&self, id: LogId) -> Option<Taking<'_>> {
+        let taking = self.begin_taking(id, |jcb| jcb.in_flight.is_empty())?;
+        self.with(id, |jcb| {
+            if jcb.is_open() {
+                jcb.table.set_recovering(true);
+            }
+        });
+        Some(taking)
+    }
+
+    /// Begins to hand an open log over to somebody who keeps it elsewhere from now on: what is owed goes home, and the
+    /// transaction that the guest is in the midst of goes on there ([`Taking::cursor`]). Nothing, for now or for good, while a
+    /// home write is in flight or one is absorbed, or where the log is not open or is kept block for block.
+    pub fn take_for_hand_over(&self, id: LogId) -> Option<Taking<'_>> {
+        self.begin_taking(id, |jcb| {
+            // What is absorbed the guest's tail may pass there as soon as it likes.
+            jcb.is_open() && !jcb.table.is_materialise() && jcb.in_flight.is_empty() && jcb.absorbed.is_empty()
+        })
+    }
+
+    fn begin_taking(&self, id: LogId, may_begin: impl FnOnce(&VmJcb) -> bool) -> Option<Taking<'_>> {
+        let cell = self.logs.cell(id)?;
+        let cursor = self.with(id, |jcb| {
+            let may_begin = !jcb.is_taken && may_begin(jcb);
+            jcb.is_taken |= may_begin;
+            may_begin.then_some(jcb.cursor)
+        });
+        Some(Taking::new(self, cell, cursor.flatten()?))
+    }
+
+    fn give_up_taking(&self, id: LogId) {
+        self.with_in_flight(id, |jcb| {
+            jcb.is_taken = false;
+            if jcb.is_open() {
+                jcb.table.set_recovering(false);
+            }
+        });
+    }
+
+    fn end_taking(&self, id: LogId, switch: impl FnOnce()) {
+        let mut switch = Some(switch);
+        let mut switch = || switch.take().map_or((), |switch| switch());
+        self.with_in_flight(id, |jcb| {
+            switch();
+            jcb.is_taken = false;
+            jcb.close_books(&self.pages);
+        });
+        // A log that was forgotten nobody can look at.
+        switch();
+        self.pages.let_loose_go();
+        self.feed_starved();
     }
 }

@@ -9,6 +9,7 @@
 use crate::disk::PlacementKind;
 use crate::journals::Journals;
 use crate::keepers::keeper_of;
+use crate::kept_log::KeptLog;
 use crate::log::Log;
 use crate::stored::{Elsewhere, Says};
 use std::io;
@@ -108,11 +109,9 @@ impl Journals {
                 // A copy on a server would begin in the midst: that way is open again when the VM is started anew.
                 log.want(PlacementKind::Storage);
             }
-            let on_storage = Log {
-                placement: PlacementKind::Storage,
-                storage_from: Some(sequence),
+            let on_storage = KeptLog {
+                log: Log { placement: PlacementKind::Storage, storage_from: Some(sequence), ..log.log.clone() },
                 keeper: keeper_of(&self.area, log.id, PlacementKind::Storage, &log.home, None),
-                ..(**log).clone()
             };
             on_storage.set_open();
             self.replace_log(Arc::new(on_storage));
@@ -126,7 +125,7 @@ impl Journals {
 
     /// Where the file systems of a disk begin whose guest may go on with a journal that storage says is empty ([`crate::unannounced`]).
     pub fn may_go_on_unannounced(&self, disk: usize) -> Vec<u64> {
-        let may = |log: &Arc<Log>| !log.is_open() && log.may_go_on_unannounced();
+        let may = |log: &Arc<KeptLog>| !log.is_open() && log.may_go_on_unannounced();
         self.logs_at_home(disk).iter().filter(|log| may(log)).map(|log| log.place.home_start).collect()
     }
 

@@ -12,7 +12,7 @@ use crate::description::COPY_ENDING;
 use crate::description::{AreaDirectory, Description, ImageDescription, WishDescription, image_key, is_at};
 use crate::disk::{Disk, DiskSettings, PlacementKind};
 use crate::earlier::open_left;
-use crate::found::{FailedLog, Finish, FinishError, FinishedLog};
+use crate::finished::{FailedLog, Finish, FinishError, FinishedLog};
 use crate::remote::{MirrorFile, finish_from_copy};
 use crate::scan::{self, FoundLogPlace, offset_of};
 use jbd2::SUPERBLOCK_BYTES;

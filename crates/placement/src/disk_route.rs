@@ -16,8 +16,8 @@ use crate::journals::{Journals, TraceKind};
 use crate::keeper::{
     BlockContent, HomePart, HomeVerdict, Leaving, LogBlock, LogVerdict, OddVerdict, Side, Steps, SuperblockBlock, Task,
 };
+use crate::kept_log::KeptLog;
 use crate::layout::{DiskLayout, HomeRange, LogRange, Piece};
-use crate::log::Log;
 use block_route::segments;
 use block_route::{
     Buffer, DiskOperation, LogIndex, Operation, Plan, Request, RequestId, RequestKind, Route, Start, Ticket,
@@ -36,11 +36,11 @@ use waiting::{Waiting, home_change};
 #[derive(Debug)]
 enum Errand {
     /// The guest's write, discard or zeroing of homes, and whether it may have changed the layout.
-    Home(Arc<Log>, usize, bool),
+    Home(Arc<KeptLog>, usize, bool),
     /// A step of a keeper.
-    Keeper(Arc<Log>, Task),
+    Keeper(Arc<KeptLog>, Task),
     /// A keeper's flush, that covers so many writes.
-    KeeperFlush(Arc<Log>, Task, u64),
+    KeeperFlush(Arc<KeptLog>, Task, u64),
     /// A write that nothing of ours covers, and whether it may have changed the layout.
     Plain(bool),
     /// The guest's flush, for this request, that covers so many writes; of so many failed flushes it had been told when it began.
@@ -60,7 +60,7 @@ pub struct DiskRoute {
     /// Changes and reads that have to wait until a keeper says otherwise.
     behind: Vec<Waiting>,
     /// Logs whose keepers were given something in this pass: they hear of its end, even if they are gone by then.
-    in_pass: Vec<Arc<Log>>,
+    in_pass: Vec<Arc<KeptLog>>,
     /// Flushes of the guest fail in this pass, for so many failed ones of whoever.
     telling: Option<u64>,
     /// The guest was told of all, and the tables do not say so yet.
@@ -325,7 +325,7 @@ impl DiskRoute {
     }
 
     /// A log's keeper is given something in this pass.
-    fn note_in_pass(&mut self, log: &Arc<Log>) {
+    fn note_in_pass(&mut self, log: &Arc<KeptLog>) {
         if !self.in_pass.iter().any(|known| Arc::ptr_eq(known, log)) {
             self.in_pass.push(Arc::clone(log));
         }
@@ -334,7 +334,7 @@ impl DiskRoute {
     /// A keeper was given a whole block of its log: what it leaves to storage goes there.
     fn log_block_given(
         &mut self,
-        log: &Arc<Log>,
+        log: &Arc<KeptLog>,
         waiting: &Waiting,
         verdict: LogVerdict,
         (at, len): (u64, u64),
@@ -373,7 +373,7 @@ impl DiskRoute {
 
     /// A write of parts of blocks, or of zeros, into a log that is kept here: no kernel's, but the log's place is part of a disk,
     /// and somebody may be copying an image over it.
-    fn foreign_write(&mut self, log: &Arc<Log>, range: &LogRange, waiting: &Waiting, plan: &mut Plan) {
+    fn foreign_write(&mut self, log: &Arc<KeptLog>, range: &LogRange, waiting: &Waiting, plan: &mut Plan) {
         self.settle(log, plan);
         let mut log = Arc::clone(log);
         let block_bytes = u64::from(range.block_bytes);
@@ -432,12 +432,12 @@ impl DiskRoute {
     /// Gives the log as it is from now on.
     fn superblock_write(
         &mut self,
-        log: &Arc<Log>,
+        log: &Arc<KeptLog>,
         waiting: &Waiting,
         at: u64,
         slices: Vec<MemorySlice>,
         plan: &mut Plan,
-    ) -> Arc<Log> {
+    ) -> Arc<KeptLog> {
         // What the guest wrote into the log before counts before.
         self.settle(log, plan);
         let block = segments::gather(&slices);
@@ -534,7 +534,7 @@ impl DiskRoute {
     }
 
     /// A part of a change of homes goes to storage by itself.
-    fn home_part(&mut self, log: &Arc<Log>, home: &HomeRange, waiting: &Waiting, part: HomePart, plan: &mut Plan) {
+    fn home_part(&mut self, log: &Arc<KeptLog>, home: &HomeRange, waiting: &Waiting, part: HomePart, plan: &mut Plan) {
         let (offset, len) = (home.start + part.range.start, part.range.end - part.range.start);
         let (operation, buffers) = match part.content {
             Some(content) => (Operation::Write, vec![Buffer::Bytes(Arc::from(content))]),

@@ -23,8 +23,8 @@
 use crate::disk::{DiskCounters, PlacementKind};
 use crate::finish::write_in_place;
 use crate::journals::Journals;
-use crate::left_to_guest::{held_again, say};
-use crate::log::Log;
+use crate::kept_log::KeptLog;
+use crate::left_to_guest::{held_again, say_beside};
 use crate::scan::FoundLogPlace;
 use crate::stored::Stored;
 use block_route::LogIndex;
@@ -43,7 +43,7 @@ impl Journals {
             if !log.keeper.may_be_taken(&log) || log.keeper.has_stored_in_flight() {
                 continue;
             }
-            say(&self.area, &log, &why);
+            say_beside(&self.area, &log, log.keeper.durability(&log).as_ref(), &why);
             if let Err(error) = self.distrust(log.index)
                 && log.failed_to_leave()
             {
@@ -69,7 +69,7 @@ impl Journals {
 
     /// Puts a log into its own place, block for block, where it stays open: its guest's own kernel replays it, or goes on with it. All that any
     /// superblock of its guest's can say is there: none is kept from storage.
-    pub(crate) fn put_in_place(&self, log: &Arc<Log>, taking: Taking<'_>) -> io::Result<()> {
+    pub(crate) fn put_in_place(&self, log: &Arc<KeptLog>, taking: Taking<'_>) -> io::Result<()> {
         // Nobody may write the mark over the superblock that goes to storage now.
         let marked = log.take_mark();
         let bytes = match write_in_place(&taking.log(), &log.place, &log.home.file, &log.journal.file) {

@@ -4,7 +4,7 @@
 //! home where the books do not know what is committed. Failure story: what cannot be written stays owed, and the caller is told.
 
 use crate::journals::Journals;
-use crate::log::Log;
+use crate::kept_log::KeptLog;
 use journal_area::NotHome;
 use std::io;
 use std::time::{Duration, Instant};
@@ -103,7 +103,7 @@ impl Journals {
     }
 
     fn check_home(&self, disk: Option<usize>, matters: impl Fn(&NotHome) -> bool) -> io::Result<()> {
-        let is_its = |log: &Log| disk.is_none_or(|disk| log.home_disk == disk || log.journal_disk == disk);
+        let is_its = |log: &KeptLog| disk.is_none_or(|disk| log.home_disk == disk || log.journal_disk == disk);
         for log in self.logs().iter().filter(|log| is_its(log)) {
             if let Some(elsewhere) = log.keeper.lives_elsewhere(log) {
                 return Err(io::Error::other(format!(
@@ -137,7 +137,7 @@ impl Journals {
         Ok(())
     }
 
-    fn wait_for_empty(&self, log: &Log, emptied: u64, failed: u64, deadline: Instant) -> io::Result<()> {
+    fn wait_for_empty(&self, log: &KeptLog, emptied: u64, failed: u64, deadline: Instant) -> io::Result<()> {
         let name = &log.home.options.name;
         loop {
             // A log that was unmounted or handed over meanwhile owes nothing, too.

@@ -8,7 +8,8 @@
 use crate::description::{AreaDirectory, LogDescription, is_at};
 use crate::directory_error::DirectoryError;
 use crate::finish::dry_run;
-use crate::found::{FailedLog, FinishError, LeftLogs, give_back, open_logs};
+use crate::finished::{FailedLog, FinishError};
+use crate::found::{LeftLogs, give_back, open_logs};
 use jbd2::{Content, LogRead};
 use journal_area::{FoundLog, HeldLog, Location};
 use serde::Serialize;

@@ -15,6 +15,7 @@ use crate::finish::write_home;
 use crate::journals::Journals;
 use crate::keeper::Steps;
 use crate::keepers::keeper_of;
+use crate::kept_log::KeptLog;
 use crate::log::{Log, Marked};
 use crate::numbers;
 use crate::opening::{mark_ahead, write_mark_bytes};
@@ -127,7 +128,7 @@ impl Journals {
         if let Some(log) = logs.iter().find(|log| log.place.is_external) {
             return Err(io::Error::other(log.why_external_is_not_aged()));
         }
-        let is_held = |log: &Arc<Log>| to.unwrap_or(log.wanted()).is_held() || log.placement.is_held();
+        let is_held = |log: &Arc<KeptLog>| to.unwrap_or(log.wanted()).is_held() || log.placement.is_held();
         if to.is_some_and(|to| !to.is_held()) || !logs.iter().any(is_held) {
             return Err(io::Error::other(
                 "durable-within is for placements retain and copy, and no journal of this disk is held so",
@@ -163,7 +164,7 @@ impl Journals {
     }
 
     /// Puts a log in the place of itself; the caller holds `scanning`.
-    fn replace(&self, log: &Log, placement: PlacementKind, storage_from: Option<u32>) {
+    fn replace(&self, log: &KeptLog, placement: PlacementKind, storage_from: Option<u32>) {
         if placement.is_held() {
             // It may have been handed over before.
             self.area.forget_hand_over(log.id);
@@ -181,7 +182,7 @@ impl Journals {
         }
     }
 
-    pub(crate) fn put(&self, log: &Log, placement: PlacementKind, storage_from: Option<u32>) {
+    pub(crate) fn put(&self, log: &KeptLog, placement: PlacementKind, storage_from: Option<u32>) {
         if !(placement.is_held() && log.placement.is_held()) {
             log.keeper.leave();
         }
@@ -189,14 +190,14 @@ impl Journals {
     }
 
     /// Ends the taking of a log that lies in its own place by now.
-    pub(crate) fn put_taken(&self, log: &Log, taking: Taking<'_>, storage_from: Option<u32>) {
+    pub(crate) fn put_taken(&self, log: &KeptLog, taking: Taking<'_>, storage_from: Option<u32>) {
         // Before the area has the log locked: the thread of another disk may hold what this takes, and ask the area.
         log.keeper.leave();
         // At one moment: nobody takes the log for a held one that is closed.
         taking.end(|| self.put_left(log, PlacementKind::Storage, storage_from));
     }
 
-    fn put_left(&self, log: &Log, placement: PlacementKind, storage_from: Option<u32>) {
+    fn put_left(&self, log: &KeptLog, placement: PlacementKind, storage_from: Option<u32>) {
         // One that is held goes on being held by the same, retained or copied.
         let keeper = if placement.is_held() && log.placement.is_held() {
             Arc::clone(&log.keeper)
@@ -206,8 +207,8 @@ impl Journals {
         if storage_from.is_some() {
             log.set_past_hand_over(false);
         }
-        let moved = Arc::new(Log { placement, storage_from, keeper, ..log.clone() });
-        self.replace_log(moved);
+        let moved = KeptLog { log: Log { placement, storage_from, ..log.log.clone() }, keeper };
+        self.replace_log(Arc::new(moved));
     }
 
     pub(crate) fn describe_or_complain(&self) {

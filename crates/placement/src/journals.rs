@@ -12,6 +12,7 @@ use crate::disk::{Disk, DiskCounters, PlacementKind};
 use crate::keeper::ToSettle;
 use crate::keeper::{Finished, Keeper, Side, Step, Steps, SuperblockBlock, SuperblockWritten};
 use crate::keepers::{Shipped, keeper_of};
+use crate::kept_log::KeptLog;
 use crate::layout::DiskLayout;
 use crate::left::{Left, ToMark};
 use crate::left_copy::LeftCopy;
@@ -79,12 +80,12 @@ fn what_was_done(start: u64, report: &Report) -> String {
 /// forgotten; and a guest can have as many forgotten as it likes.
 #[derive(Debug, Default)]
 struct Logs {
-    there: BTreeMap<usize, Arc<Log>>,
+    there: BTreeMap<usize, Arc<KeptLog>>,
     next: usize,
 }
 
 /// A step that another disk's thread has passed on, and whose log it concerns.
-pub(crate) type PassedOn = (Arc<Log>, Side, Step);
+pub(crate) type PassedOn = (Arc<KeptLog>, Side, Step);
 
 /// The journals of one VM.
 pub struct Journals {
@@ -273,7 +274,7 @@ impl Journals {
         }
     }
 
-    fn logs_of_home(&self, disk: usize) -> impl Iterator<Item = Arc<Log>> {
+    fn logs_of_home(&self, disk: usize) -> impl Iterator<Item = Arc<KeptLog>> {
         self.logs().into_iter().filter(move |log| log.home_disk == disk)
     }
 
@@ -312,17 +313,17 @@ impl Journals {
     }
 
     /// The log with this index, if it still is one.
-    pub fn log(&self, index: LogIndex) -> Option<Arc<Log>> {
+    pub fn log(&self, index: LogIndex) -> Option<Arc<KeptLog>> {
         self.logs.read().expect("no panic under this lock").there.get(&index.0).cloned()
     }
 
     /// All logs there are.
-    pub fn logs(&self) -> Vec<Arc<Log>> {
+    pub fn logs(&self) -> Vec<Arc<KeptLog>> {
         self.logs.read().expect("no panic under this lock").there.values().cloned().collect()
     }
 
     /// From now on this is the log with its index.
-    pub(crate) fn replace_log(&self, log: Arc<Log>) {
+    pub(crate) fn replace_log(&self, log: Arc<KeptLog>) {
         self.logs.write().expect("no panic under this lock").there.insert(log.index.0, log);
     }
 
@@ -331,12 +332,12 @@ impl Journals {
         self.logs.write().expect("no panic under this lock").there.remove(&index.0);
     }
 
-    pub(crate) fn logs_at_home(&self, disk: usize) -> Vec<Arc<Log>> {
+    pub(crate) fn logs_at_home(&self, disk: usize) -> Vec<Arc<KeptLog>> {
         self.logs().into_iter().filter(|log| log.home_disk == disk).collect()
     }
 
     /// Logs that lie on a disk.
-    pub(crate) fn logs_lying_on(&self, disk: usize) -> Vec<Arc<Log>> {
+    pub(crate) fn logs_lying_on(&self, disk: usize) -> Vec<Arc<KeptLog>> {
         self.logs().into_iter().filter(|log| log.journal_disk == disk).collect()
     }
 
@@ -350,10 +351,10 @@ impl Journals {
     /// write goes to storage as it is.
     pub(crate) fn superblock_written(
         &self,
-        log: &Arc<Log>,
+        log: &Arc<KeptLog>,
         superblock: SuperblockBlock<'_>,
         steps: &mut Steps,
-    ) -> (Arc<Log>, io::Result<bool>) {
+    ) -> (Arc<KeptLog>, io::Result<bool>) {
         let opening = log.state.opening.lock().expect("no panic under this lock");
         // It may have gone elsewhere until a moment ago.
         let current = self.log(log.index).unwrap_or_else(|| Arc::clone(log));
@@ -381,7 +382,7 @@ impl Journals {
 
     fn give_superblock(
         &self,
-        log: &Log,
+        log: &KeptLog,
         superblock: SuperblockBlock<'_>,
         steps: &mut Steps,
     ) -> io::Result<(SuperblockWritten, bool)> {
@@ -570,7 +571,7 @@ impl Journals {
     /// not held.
     fn without_hidden(
         &self,
-        known: &[Arc<Log>],
+        known: &[Arc<KeptLog>],
         go_on: &[FoundLogPlace],
         found: Vec<FoundLogPlace>,
     ) -> io::Result<Vec<FoundLogPlace>> {
@@ -599,7 +600,7 @@ impl Journals {
         Ok(found.into_iter().filter(|place| !hiding.iter().any(|log| hides(log, place))).collect())
     }
 
-    fn pass_on(&self, log: &Arc<Log>, steps: Steps) {
+    fn pass_on(&self, log: &Arc<KeptLog>, steps: Steps) {
         for (side, step) in steps.0 {
             let disk = if side == Side::Home { log.home_disk } else { log.journal_disk };
             self.pass_on_to(disk, (Arc::clone(log), side, step));
@@ -619,9 +620,9 @@ impl Journals {
 
     /// Of logs that are left alone, those that go on until their guests close them: somebody has one open, or may go on with it without a word, or an
     /// earlier worker had. No two of them share a block.
-    fn left_alone_that_go_on(&self, known: &[Arc<Log>], left_alone: &[LeftAlone]) -> Vec<FoundLogPlace> {
+    fn left_alone_that_go_on(&self, known: &[Arc<KeptLog>], left_alone: &[LeftAlone]) -> Vec<FoundLogPlace> {
         let is_known = |place: &FoundLogPlace| {
-            let may_go_on = |log: &&Arc<Log>| log.is_open() || log.may_go_on_unannounced();
+            let may_go_on = |log: &&Arc<KeptLog>| log.is_open() || log.may_go_on_unannounced();
             known.iter().filter(may_go_on).any(|log| log.place.is_same_log(place))
         };
         let places = || left_alone.iter().map(|left| &left.place);
@@ -638,7 +639,7 @@ impl Journals {
 
     /// A log is not there any more. False if its keeper has something to do with it still, or another disk's thread is amid a write of
     /// its superblock, which reads the log and writes into its place.
-    pub(crate) fn forget_log(&self, log: &Arc<Log>) -> bool {
+    pub(crate) fn forget_log(&self, log: &Arc<KeptLog>) -> bool {
         let Ok(_nobody_writes_its_superblock) = log.state.opening.try_lock() else { return false };
         let mut steps = Steps::default();
         if !log.keeper.forget(log, &mut steps) {
@@ -673,7 +674,7 @@ impl Journals {
         file.note_changed(0..scan::DiskReader::new(file.for_reading())?.size);
         {
             let _one_at_a_time = self.scanning.lock().expect("no panic under this lock");
-            let of_it = |log: &Arc<Log>| (log.home_disk == disk || log.journal_disk == disk) && !log.is_open();
+            let of_it = |log: &Arc<KeptLog>| (log.home_disk == disk || log.journal_disk == disk) && !log.is_open();
             for log in self.logs().into_iter().filter(of_it) {
                 let is_idle = self.forget_log(&log);
                 log::debug!("log {:?} is forgotten: {is_idle}", log.index);
@@ -685,7 +686,7 @@ impl Journals {
 
     /// Its file system is gone, and something goes home or into the log by itself. That must not land on what the guest writes in the
     /// place of the file system: it goes when they end.
-    fn keep_until_its_writes_end(&self, log: &Arc<Log>, layouts: &mut [DiskLayout]) {
+    fn keep_until_its_writes_end(&self, log: &Arc<KeptLog>, layouts: &mut [DiskLayout]) {
         log.keeper.end_soon(log);
         scan::add_to_layouts(layouts, &log.place, log.index);
         self.scan_soon(log.home_disk);
@@ -717,7 +718,7 @@ impl Journals {
     }
 
     /// The same log, whose file system has another size or UUID now: it may be mounted, and goes on.
-    fn move_log(&self, log: &Log, place: FoundLogPlace) -> Arc<Log> {
+    fn move_log(&self, log: &KeptLog, place: FoundLogPlace) -> Arc<KeptLog> {
         log::info!(
             "disk {}: the file system at byte {} can have {} blocks now, it could have {}",
             self.disks[log.home_disk].options.name,
@@ -726,7 +727,7 @@ impl Journals {
             log.place.home_blocks
         );
         self.area.resize_home(log.id, place.home_blocks);
-        let moved = Arc::new(Log { place, ..log.clone() });
+        let moved = Arc::new(KeptLog { log: Log { place, ..log.log.clone() }, keeper: Arc::clone(&log.keeper) });
         self.replace_log(Arc::clone(&moved));
         moved
     }
@@ -737,7 +738,7 @@ impl Journals {
         self.is_memory_doubtful.store(is_doubtful, Ordering::Relaxed);
     }
 
-    fn new_log(&self, place: FoundLogPlace, number: u64) -> io::Result<Option<Arc<Log>>> {
+    fn new_log(&self, place: FoundLogPlace, number: u64) -> io::Result<Option<Arc<KeptLog>>> {
         let placement = match self.disks[place.home_disk].options.placement {
             // Two devices have two threads; a journal on NVM is taken by the one with the homes.
             PlacementKind::Nvm if place.is_external => PlacementKind::Storage,
@@ -795,7 +796,9 @@ impl Journals {
         let keeper =
             shipped.unwrap_or_else(|| keeper_of(&self.area, id, placement, &home, self.region(place.home_disk)));
         let mut logs = self.logs.write().expect("no panic under this lock");
-        let log = Arc::new(Log {
+        let storage_from =
+            wish.as_ref().and_then(|wish| wish.storage_from).filter(|_| placement == PlacementKind::Storage);
+        let log = Log {
             id,
             placement,
             index: LogIndex(logs.next),
@@ -804,13 +807,10 @@ impl Journals {
             home,
             journal,
             place,
-            keeper,
-            storage_from: wish
-                .as_ref()
-                .and_then(|wish| wish.storage_from)
-                .filter(|_| placement == PlacementKind::Storage),
+            storage_from,
             state,
-        });
+        };
+        let log = Arc::new(KeptLog { log, keeper });
         if wish.as_ref().is_some_and(|wish| wish.may_go_on_unannounced) {
             log.was_closed_under_the_guest_of_another();
         }
@@ -1039,7 +1039,7 @@ impl Journals {
     /// of the amberlog that served it. What its journal holds is then not here, and what it commits next could not be
     /// recovered (rule 1 of ARCHITECTURE.md).
     pub(crate) fn check_resumed(&self, disk: usize) -> io::Result<()> {
-        let is_on_storage = |log: &Log| log.keeper.leaves_nothing_here() || log.placement == PlacementKind::Discard;
+        let is_on_storage = |log: &KeptLog| log.keeper.leaves_nothing_here() || log.placement == PlacementKind::Discard;
         let mut logs = self.logs().into_iter().filter(|log| log.home_disk == disk || log.journal_disk == disk);
         if self.disks[disk].was_started() || logs.all(|log| is_on_storage(&log)) {
             return Ok(());
@@ -1092,7 +1092,7 @@ impl Journals {
         result
     }
 
-    fn recover_log(&self, log: &Log, is_vm_gone: bool) -> io::Result<()> {
+    fn recover_log(&self, log: &KeptLog, is_vm_gone: bool) -> io::Result<()> {
         let _alone = log.state.recovering.lock().expect("no panic under this lock");
         // It may have been handed over while this waited.
         let Some(log) = self.log(log.index) else { return Ok(()) };
@@ -1138,7 +1138,7 @@ impl Journals {
     /// A device is started anew, and nobody knows whose kernel comes. A replay writes over what its guest has written past the journal since:
     /// a new kernel does that itself, as on any disk, and one that goes on after a suspend must not find that it was done. A log that has such
     /// blocks is put into its own place as it is, open: that is right for both. False where there is none.
-    fn leave_in_place(&self, log: &Arc<Log>) -> io::Result<bool> {
+    fn leave_in_place(&self, log: &Arc<KeptLog>) -> io::Result<bool> {
         if !log.keeper.is_written_past(log)? {
             return Ok(false);
         }

@@ -2,7 +2,7 @@
 
 use crate::description::{LogDescription, WishDescription};
 use crate::disk::PlacementKind;
-use crate::log::Log;
+use crate::kept_log::KeptLog;
 use journal_area::Opening;
 use std::sync::Arc;
 
@@ -28,7 +28,7 @@ pub(crate) struct Wish {
 /// A log that was made durable by age, and that storage is to call one that is only held.
 #[derive(Debug)]
 pub(crate) struct ToMark {
-    pub log: Arc<Log>,
+    pub log: Arc<KeptLog>,
     pub superblock: Vec<u8>,
     /// The first number that no compound has.
     pub number: u32,

@@ -1,6 +1,7 @@
 //! A journal that is left to its guest: what is said of it, and what storage is to say ([`crate::distrust`]).
 
 use crate::disk::PlacementKind;
+use crate::durability_report::DurabilityReport;
 use crate::finish::{LEFT_TO_THE_GUEST, number_behind};
 use crate::keeper::Finished;
 use crate::log::{Log, Marked};
@@ -33,11 +34,16 @@ pub(crate) fn held_again(log: &Log, taking: &Taking<'_>, marked: Marked) -> Mark
 
 /// Says that a log is distrusted, and why; it stays on storage from now on.
 pub(crate) fn say(area: &JournalArea, log: &Log, why: &str) {
+    say_beside(area, log, None, why);
+}
+
+/// The same of one whose keeper may have made it durable by age, with what that has to say.
+pub(crate) fn say_beside(area: &JournalArea, log: &Log, by_age: Option<&DurabilityReport>, why: &str) {
     if !log.distrust() {
         return;
     }
     log.want(PlacementKind::Storage);
-    let by_host = area.counters(log.id).written_home_by_host + written_home_by_age(log);
+    let by_host = area.counters(log.id).written_home_by_host + written_home_by_age(log, by_age);
     let mut sentence = format!(
         "the journal of the file system at byte {} is not what it seemed: {why}. Something lies between that file system and \
          this disk (device mapper, md, a cache), or its kernel does what amberlog does not know: the journal goes to \
@@ -55,8 +61,8 @@ pub(crate) fn say(area: &JournalArea, log: &Log, why: &str) {
 }
 
 /// Blocks that were written home as the log was made durable by age, which the area does not count: appends, and copies that made room.
-fn written_home_by_age(log: &Log) -> u64 {
-    let bytes = log.keeper.durability(log).map_or(0, |by_age| by_age.append_bytes_home + by_age.bytes_brought_home);
+fn written_home_by_age(log: &Log, by_age: Option<&DurabilityReport>) -> u64 {
+    let bytes = by_age.map_or(0, |by_age| by_age.append_bytes_home + by_age.bytes_brought_home);
     bytes / u64::from(log.place.block_bytes)
 }
 

@@ -26,6 +26,7 @@ mod distrust;
 mod durability_report;
 mod earlier;
 mod finish;
+mod finished;
 mod flush;
 mod followed;
 mod foreign;
@@ -38,6 +39,7 @@ mod its_home;
 mod journals;
 mod keeper;
 mod keepers;
+mod kept_log;
 mod layout;
 mod left;
 mod left_copy;
@@ -69,15 +71,14 @@ pub use disk::{Disk, DiskCounters, DiskSettings, PlacementKind};
 pub use disk_route::DiskRoute;
 pub use durability_report::DurabilityReport;
 pub use earlier::{Brought, finish_earlier};
-pub use found::{
-    FailedLog, Finish, FinishError, FinishedLog, finish_directory, finish_directory_into, remove_finished, sweep,
-    sweep_after,
-};
+pub use finished::{FailedLog, Finish, FinishError, FinishedLog};
+pub use found::{finish_directory, finish_directory_into, remove_finished, sweep, sweep_after};
 pub use given_up::{GivenUp, Loss, give_up, losses};
 pub use hand_over::Change;
 pub use held_mark::HeldMark;
 pub use journal_area::{AreaMemory, HotPages};
 pub use journals::{Journals, JournalsOptions, TraceKind, Tracer};
+pub use kept_log::KeptLog;
 pub use log::Log;
 pub use mark::MarkKind;
 pub use nvm::{ManyAppends, NvmDisk, NvmFinished, NvmOptions, NvmReport, is_mark, recover_image};

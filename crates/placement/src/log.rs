@@ -1,10 +1,10 @@
-//! One log of a VM: where it and its home are, who keeps it, and how far it is.
+//! One log of a VM: where it and its home are, and how far it is.
 //!
 //! A [`Log`] is exchanged for another one with the same number when its file system grows or its log goes elsewhere; what the two
-//! share ([`LogState`]) goes on. So whoever has one for the time of an operation sees one place and one keeper all along.
+//! share ([`LogState`]) goes on. So whoever has one for the time of an operation sees one place all along. Who keeps it is beside it
+//! (`crate::kept_log`).
 
 use crate::disk::{Disk, PlacementKind};
-use crate::keeper::Keeper;
 use crate::mark::MarkKind;
 use crate::scan::FoundLogPlace;
 use crate::stored::Stored;
@@ -131,8 +131,6 @@ pub struct Log {
     pub(crate) home: Arc<Disk>,
     /// The disk with the log itself.
     pub(crate) journal: Arc<Disk>,
-    /// Who is told of what concerns it.
-    pub(crate) keeper: Arc<dyn Keeper>,
     /// It was handed over to storage, where it begins with this transaction: superblocks that say less stay away from there.
     pub(crate) storage_from: Option<u32>,
     pub(crate) state: Arc<LogState>,
@@ -161,15 +159,6 @@ impl Log {
     /// Where it and its file system are.
     pub fn place(&self) -> &FoundLogPlace {
         &self.place
-    }
-
-    /// Whether storage has the whole log, and will until somebody wishes it elsewhere: it is there by its placement, or it goes to a
-    /// server otherwise and that was paused.
-    ///
-    /// # Errors
-    /// When that was wished and cannot come to be.
-    pub fn is_on_storage(&self) -> io::Result<bool> {
-        Ok(self.placement == PlacementKind::Storage || self.keeper.is_paused()?)
     }
 
     /// Its number within its VM.

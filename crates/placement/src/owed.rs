@@ -9,7 +9,8 @@ use crate::description::{AreaDirectory, ImageDescription, LogDescription, image_
 use crate::directory_error::DirectoryError;
 use crate::disk::{Disk, DiskSettings, PlacementKind};
 use crate::finish::dry_run_held;
-use crate::found::{FinishError, area_opened_as, open_logs, was_opened_in};
+use crate::finished::FinishError;
+use crate::found::{area_opened_as, open_logs, was_opened_in};
 use crate::held_mark::HeldMark;
 use crate::mark::MarkKind;
 use crate::registry::{

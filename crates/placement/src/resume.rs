@@ -32,6 +32,7 @@ use crate::description::{AreaDirectory, Description, LogDescription, WishDescrip
 use crate::disk::PlacementKind;
 use crate::finish::StoredLog;
 use crate::journals::{Journals, JournalsOptions};
+use crate::kept_log::KeptLog;
 use crate::layout::LogRun;
 use crate::left::{Left, ToMark, Wish};
 use crate::log::{Log, Marked};
@@ -281,7 +282,7 @@ impl Journals {
         Ok(id)
     }
 
-    fn resume_log(&self, log: &Arc<Log>, description: &Description) -> io::Result<()> {
+    fn resume_log(&self, log: &Arc<KeptLog>, description: &Description) -> io::Result<()> {
         if self.resume_shipped(log) {
             return Ok(());
         }
@@ -355,7 +356,7 @@ impl Journals {
 
     /// A log that was made durable by age stays so, from where storage has it. False where that is not wished any more, or cannot be and
     /// the guest was promised an age: then it is only held first.
-    fn follows(&self, log: &Arc<Log>, opening: Opening, raw: &[u8]) -> io::Result<bool> {
+    fn follows(&self, log: &Arc<KeptLog>, opening: Opening, raw: &[u8]) -> io::Result<bool> {
         let books = self.books_of_aged(log, opening)?;
         match log.keeper.follows(log, opening, raw, books.numbered) {
             Ok(follows) => Ok(follows),
@@ -392,7 +393,7 @@ impl Journals {
 
     /// A log that was made durable by age goes on as one that is only held. What is held is complete without
     /// what was made durable. Storage is told later.
-    fn will_be_only_held(&self, log: &Arc<Log>, opening: Opening, raw: &[u8]) -> io::Result<()> {
+    fn will_be_only_held(&self, log: &Arc<KeptLog>, opening: Opening, raw: &[u8]) -> io::Result<()> {
         let refuse = |why: &str| refuse_aged(log, why);
         let books = self.books_of_aged(log, opening)?;
         let mut stored = StoredLog { place: &log.place, journal: &log.journal.file };
@@ -417,7 +418,7 @@ impl Journals {
     /// Compounds were in the log's place, and the mark that gave them up is seen on storage. Who wrote it may have died before it was durable:
     /// until it is, a power cut leaves them, and they must not be beside homes that are newer. A flush alone is not enough behind one that has
     /// failed. It says a number that no compound has; an earlier amberlog's may say one that some have.
-    fn mark_anew_later(&self, log: &Arc<Log>, marked: &Marked, numbered: u32) -> io::Result<()> {
+    fn mark_anew_later(&self, log: &Arc<KeptLog>, marked: &Marked, numbered: u32) -> io::Result<()> {
         let said = Superblock::decode(&marked.bytes).map_err(io::Error::other)?;
         let number = sequence::latest(said.sequence, numbered);
         log.keeper.awaits_mark(true);
@@ -463,7 +464,7 @@ impl Journals {
     /// A log whose table was taken up.
     fn resume_held(
         &self,
-        log: &Arc<Log>,
+        log: &Arc<KeptLog>,
         says: Says,
         marked: Option<&dyn Fn(Opening, MarkKind) -> Marked>,
     ) -> io::Result<()> {

@@ -9,8 +9,8 @@ use jbd2::build::{LogBuilder, Transaction};
 use jbd2::{Content, LogRead, SuperblockEdit};
 use nvm_journal::medium::{Durability, Medium, MediumFile, OpenOptions, RegionChoice};
 use placement::{
-    AreaDirectory, Change, DiskOptions, DiskRoute, Journals, JournalsOptions, Log, ManyAppends, NvmDisk, NvmOptions,
-    PlacementKind, recover_image,
+    AreaDirectory, Change, DiskOptions, DiskRoute, Journals, JournalsOptions, KeptLog, ManyAppends, NvmDisk,
+    NvmOptions, PlacementKind, recover_image,
 };
 use recovery::{Access, Disk};
 use std::collections::BTreeMap;
@@ -284,7 +284,7 @@ impl Rig {
         self.recovered()[at..][..BLOCK as usize].to_vec()
     }
 
-    fn log(&self, which: usize) -> Arc<Log> {
+    fn log(&self, which: usize) -> Arc<KeptLog> {
         let start = self.file_systems[which].start;
         self.journals.logs().into_iter().find(|log| log.place().home_start == start).expect("its log")
     }

@@ -4,7 +4,7 @@
 
 use super::live::Live;
 use anyhow::Context;
-use placement::{Change, Log, PlacementKind};
+use placement::{Change, KeptLog, PlacementKind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -18,7 +18,7 @@ const PAUSE: Duration = Duration::from_millis(1);
 /// When that cannot be, or takes longer.
 pub fn move_log(
     live: &Live,
-    (log, index, disk): (&Arc<Log>, usize, &str),
+    (log, index, disk): (&Arc<KeptLog>, usize, &str),
     to: PlacementKind,
     (patience, deadline): (Duration, Instant),
 ) -> anyhow::Result<&'static str> {

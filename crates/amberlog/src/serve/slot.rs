@@ -18,7 +18,7 @@ use crate::worker::{CONFIG_BEFORE, Line};
 use anyhow::Context;
 use block_device::DeviceHandle;
 use block_route::Route;
-use placement::{AreaMemory, Journals, Log, PlacementKind, ProtectionReport, VmReport};
+use placement::{AreaMemory, Journals, KeptLog, PlacementKind, ProtectionReport, VmReport};
 use serde_json::{Value, json};
 use std::fs::File;
 use std::io::{Read, Seek, Write};
@@ -931,7 +931,7 @@ impl Slot {
         let deadline = Instant::now() + patience;
         // One that cannot go keeps no other one where it is; and each begins at once.
         let moved: Vec<anyhow::Result<&'static str>> = std::thread::scope(|scope| {
-            let change = |log: &Arc<Log>| {
+            let change = |log: &Arc<KeptLog>| {
                 let _entered = self.enter();
                 move_log(&live, (log, index, disk), to, (patience, deadline))
             };

@@ -15,7 +15,7 @@ use anyhow::{Context, bail, ensure};
 use block_device::Image;
 use image_moments::{Base, BlockSet, Changes, Moment, Overlay, Record, Source, Target};
 use jbd2::{Superblock, SuperblockEdit};
-use placement::{HeldMark, Log, MarkKind, PlacementKind};
+use placement::{HeldMark, KeptLog, MarkKind, PlacementKind};
 use recovery::{Access, Disk, FileLog, HomeBounds, LogBounds, LogPlace, Replay, Status};
 use std::collections::hash_map::RandomState;
 use std::ffi::OsString;
@@ -117,7 +117,7 @@ fn journals_at_the_moment(live: &Live, index: usize) -> anyhow::Result<Vec<Journ
     // What was so before may not be so any more.
     check_journals(live, index)?;
     let source = live.handles[index].image().reopen_for_copy()?;
-    let place = |log: Arc<Log>| {
+    let place = |log: Arc<KeptLog>| {
         let place = JournalPlace {
             superblock: log.offset_of(0).context("a journal has a first block")?,
             file_system: log.home_offset(0),
@@ -161,7 +161,7 @@ fn check_room(image: &File, out: &File, bytes: u64) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn logs(live: &Live, index: usize) -> Vec<Arc<Log>> {
+fn logs(live: &Live, index: usize) -> Vec<Arc<KeptLog>> {
     live.journals.logs().into_iter().filter(|log| log.home_disk() == index).collect()
 }
 

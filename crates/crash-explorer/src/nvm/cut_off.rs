@@ -6,7 +6,8 @@
 
 use super::recover_files;
 use crate::error::{During, Result};
-use crate::simulation::{Step, finding, scratch};
+use crate::finding::{Step, finding};
+use crate::scratch::scratch;
 use extfs::SUPERBLOCK_OFFSET;
 use guest_tools::random::Random;
 use placement::Log;

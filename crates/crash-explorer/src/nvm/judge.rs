@@ -14,7 +14,7 @@ use extfs::{Allocation, ReadAt};
 use guest_tools::random::Random;
 use jbd2::{LogRead, Plan, Superblock};
 use nvm_journal::Found;
-use placement::Log;
+use placement::KeptLog;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::convert::Infallible;
 use std::fs::File;
@@ -36,7 +36,7 @@ type Replayed = Arc<BTreeMap<u64, Content>>;
 
 /// See the module.
 pub struct Judge {
-    log: Arc<Log>,
+    log: Arc<KeptLog>,
     block_bytes: u64,
     /// The disk as it was before the guest sent anything.
     base: File,
@@ -68,7 +68,7 @@ struct Reading {
 
 impl Judge {
     /// Nothing has happened yet.
-    pub fn new(log: Arc<Log>, base: File, image: File) -> Self {
+    pub fn new(log: Arc<KeptLog>, base: File, image: File) -> Self {
         Judge {
             block_bytes: u64::from(log.place().block_bytes),
             log,

@@ -10,10 +10,11 @@ pub mod judge;
 
 use crate::error::{During, Error, Result};
 use crate::explore::{Finding, Outcome, Thoroughness};
-use crate::hand_over;
+use crate::finding::{Step, Stop, finding};
 use crate::recording::Recording;
 use crate::scenario::Scenario;
-use crate::simulation::{SharedWatcher, Simulation, Step, Stop, finding, scratch};
+use crate::scratch::scratch;
+use crate::simulation::{SharedWatcher, Simulation};
 use crate::switches::Switches;
 use guest_kit::image::{FileSystem, copy_image};
 use guest_kit::{Reported, judge as judged_by};
@@ -157,7 +158,7 @@ pub fn run(recording: &Recording, seed: u64, switches: Switches, how: Thoroughne
         Err(Stop::Finding(what)) => Some(what),
     };
     outcome.points += lock(&look).points;
-    outcome.left = simulation.logs.iter().filter(|log| hand_over::is_stored(&simulation, log)).count();
+    outcome.left = simulation.logs.iter().filter(|log| simulation.is_stored(log)).count();
     outcome.finding = found.map(|what| Finding {
         scenario: recording.scenario.clone(),
         seed,

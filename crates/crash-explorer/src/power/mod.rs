@@ -14,9 +14,10 @@ mod stream;
 
 use crate::error::{During, Error, Result};
 use crate::explore::{Finding, Outcome, Thoroughness};
+use crate::finding::{Step, Stop, finding};
 use crate::recording::{Event, Issue, Kind, PAGE_BYTES, Recording};
 use crate::scenario::Scenario;
-use crate::simulation::{Step, Stop, finding, scratch};
+use crate::scratch::scratch;
 use crate::switches::Switches;
 use disk::{Cut, Disk};
 use durability::{AnswerId, Committed, Durability, Freed, Place, Transaction, Version, View, WhenAsked, WriteId};

@@ -1,7 +1,7 @@
 //! Faults, and whoever else asks for a page, while a log's thread is at work.
 
 use super::*;
-use crate::commit::{Content, LogWrite};
+use crate::batch::{Content, LogWrite};
 use crate::jcb::{Holding, LogShape};
 use crate::logs::Cell;
 use crate::pages::HotPages;

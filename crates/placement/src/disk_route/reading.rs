@@ -4,8 +4,8 @@ use super::{DiskRoute, Waiting};
 use crate::disk::DiskCounters;
 use crate::journals::TraceKind;
 use crate::keeper::{HomeRead, LogRead};
+use crate::kept_log::KeptLog;
 use crate::layout::{HomeRange, LogRange, Piece};
-use crate::log::Log;
 use block_route::segments;
 use block_route::{Buffer, DiskOperation, Operation, Plan, Request};
 use std::ops::Range;
@@ -61,7 +61,7 @@ impl DiskRoute {
     }
 
     /// A read inside a file system some of whose blocks are not as storage has them.
-    fn home_read(&mut self, log: &Arc<Log>, home: &HomeRange, waiting: Waiting, plan: &mut Plan) {
+    fn home_read(&mut self, log: &Arc<KeptLog>, home: &HomeRange, waiting: Waiting, plan: &mut Plan) {
         let (start, end) = (waiting.piece.range().start, waiting.piece.range().end);
         let part = |range: Range<u64>| {
             let (from, to) = (home.start + range.start, home.start + range.end);
@@ -91,7 +91,7 @@ impl DiskRoute {
     }
 
     /// A read inside a log that is not as storage has it, block by block.
-    fn log_read(&mut self, log: &Arc<Log>, range: &LogRange, waiting: Waiting, plan: &mut Plan) {
+    fn log_read(&mut self, log: &Arc<KeptLog>, range: &LogRange, waiting: Waiting, plan: &mut Plan) {
         let block_bytes = u64::from(range.block_bytes);
         let (start, end) = (waiting.piece.range().start, waiting.piece.range().end);
         let mut block = vec![0; block_bytes as usize];

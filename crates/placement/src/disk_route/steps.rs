@@ -4,14 +4,14 @@ use super::{DiskRoute, Errand};
 use crate::disk::DiskCounters;
 use crate::journals::TraceKind;
 use crate::keeper::{Side, Step, Steps, SuperblockBlock};
+use crate::kept_log::KeptLog;
 use crate::layout::Piece;
-use crate::log::Log;
 use block_route::{Buffer, DiskOperation, Operation, Plan, RequestId, RequestKind, Status};
 use std::sync::Arc;
 
 impl DiskRoute {
     /// What the guest wrote into a log in this pass counts before what comes next.
-    pub(super) fn settle(&mut self, log: &Arc<Log>, plan: &mut Plan) {
+    pub(super) fn settle(&mut self, log: &Arc<KeptLog>, plan: &mut Plan) {
         self.journals.describe_new_memory();
         let mut steps = Steps::default();
         log.keeper.settle_pass(log, &mut steps);
@@ -19,7 +19,7 @@ impl DiskRoute {
     }
 
     /// Has done what a keeper wants, here or by the disk that it names.
-    pub(super) fn carry_out(&mut self, log: &Arc<Log>, steps: Steps, plan: &mut Plan) {
+    pub(super) fn carry_out(&mut self, log: &Arc<KeptLog>, steps: Steps, plan: &mut Plan) {
         let mut is_retry = false;
         for (side, step) in steps.0 {
             let (disk, index) = match side {
@@ -82,7 +82,7 @@ impl DiskRoute {
     }
 
     /// A superblock that was held is taken now.
-    fn held_superblock(&mut self, log: &Arc<Log>, request: RequestId, content: &[u8], plan: &mut Plan) {
+    fn held_superblock(&mut self, log: &Arc<KeptLog>, request: RequestId, content: &[u8], plan: &mut Plan) {
         let mut steps = Steps::default();
         let (log, taken) = self.journals.superblock_written(log, SuperblockBlock { content, request }, &mut steps);
         self.carry_out(&log, steps, plan);
@@ -131,7 +131,7 @@ impl DiskRoute {
     }
 
     /// Tells keepers of something, and has done what they want.
-    pub(super) fn tell(&mut self, logs: Vec<Arc<Log>>, plan: &mut Plan, tell: impl Fn(&Log, &mut Steps)) {
+    pub(super) fn tell(&mut self, logs: Vec<Arc<KeptLog>>, plan: &mut Plan, tell: impl Fn(&KeptLog, &mut Steps)) {
         for log in logs {
             let mut steps = Steps::default();
             tell(&log, &mut steps);

@@ -8,6 +8,7 @@ use crate::disk::PlacementKind;
 use crate::journals::JournalsOptions;
 use crate::keeper::Step;
 use crate::keeper::{Finished, HomeChange, Keeper, SuperblockWritten};
+use crate::log::Log;
 use block_route::Status;
 use guest_memory::{HostFile, VmMemory};
 use std::collections::VecDeque;
@@ -125,7 +126,7 @@ struct Rig {
     memory: HostFile,
     route: DiskRoute,
     script: Arc<Script>,
-    log: Arc<Log>,
+    log: Arc<KeptLog>,
     next_request: u32,
 }
 
@@ -154,7 +155,7 @@ impl Rig {
         let script = Arc::new(Script::default());
         let known = journals.logs().remove(0);
         let keeper: Arc<dyn Keeper> = Arc::clone(&script) as Arc<dyn Keeper>;
-        let log = Arc::new(Log { keeper, ..(*known).clone() });
+        let log = Arc::new(KeptLog { log: known.log.clone(), keeper });
         log.set_open();
         journals.replace_log(Arc::clone(&log));
         let memory = HostFile::create(&directory.path().join("memory"), 1 << 20).expect("a file");

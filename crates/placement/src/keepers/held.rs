@@ -12,13 +12,17 @@
 
 mod absorbing;
 mod aging;
+mod holder;
+mod storing;
+mod waiting;
 mod watched;
 
-use self::absorbing::Absorbing;
-use self::aging::AgedSuperblock;
+pub(crate) use self::holder::Held;
+
+use self::aging::state::AgedSuperblock;
+use self::holder::HOST_WRITES_MAX;
 use super::stored::finish_closed;
 use crate::aged::finish_aged;
-use crate::disk::DiskCounters;
 use crate::durability_report::DurabilityReport;
 use crate::finish::say_why_check;
 use crate::keeper::{
@@ -28,115 +32,21 @@ use crate::keeper::{
 use crate::left_to_guest;
 use crate::log::Log;
 use crate::mark::MarkKind;
-use crate::opening::{mark_ahead, write_mark};
+use crate::opening::write_mark;
 use crate::stored::Says;
 use block_route::{Buffer, RequestId, RequestKind, segments};
 use guest_memory::MemorySlice;
-use journal_area::{
-    Content, Doubt, JournalArea, LogId, LogWrite, NotHome, Opening, Outside, Pressure, SuperblockEffect,
-};
+use journal_area::{Content, Doubt, LogWrite, NotHome, Opening, Outside, Pressure, SuperblockEffect};
 use recovery::Status;
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tracing_mutex::stdsync::{Mutex, MutexGuard};
-
-/// Host writes in flight at a time, a log.
-const HOST_WRITES_MAX: usize = 64;
 
 /// How long recovery waits for home writes that another device has in flight.
 const HOME_WRITES_PATIENCE: Duration = Duration::from_secs(30);
 
-#[derive(Debug, Default)]
-struct Inner {
-    /// What the guest wrote into the log in this pass.
-    batch: Vec<(LogWrite, RequestId)>,
-    /// Log blocks for which there was no memory, on their way to their own places.
-    stored_in_flight: usize,
-    host_in_flight: usize,
-    /// Writes of the guest that may go keep the host from writing where they do: it looks again when one has ended.
-    is_host_barred: bool,
-    /// Storage failed under a host write: none is tried until somebody wakes the disk.
-    host_failed: bool,
-    /// Something was written into the log while it was closed, which no kernel does.
-    is_foreign: bool,
-    /// Another keeps the log: what ends now concerns that one.
-    is_over: bool,
-}
-
-#[derive(Debug)]
-pub(crate) struct Held {
-    pub(crate) area: Arc<JournalArea>,
-    pub(crate) id: LogId,
-    inner: Mutex<Inner>,
-    /// Durability by age.
-    state: Mutex<aging::State>,
-    /// What waits for home writes that were answered before they were done.
-    absorbing: Mutex<Absorbing>,
-}
-
 impl Held {
-    pub fn new(area: Arc<JournalArea>, id: LogId) -> Self {
-        let inner = Inner { is_foreign: area.is_foreign(id), ..Inner::default() };
-        Held { area, id, inner: Mutex::new(inner), state: Mutex::default(), absorbing: Mutex::default() }
-    }
-
-    fn inner(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().expect("no panic under this lock")
-    }
-
-    pub(crate) fn is_foreign(&self) -> bool {
-        self.inner().is_foreign
-    }
-
-    pub(crate) fn set_foreign(&self, is_foreign: bool) {
-        // The table says it, too: another worker may go on.
-        self.area.set_foreign(self.id, is_foreign);
-        self.inner().is_foreign = is_foreign;
-    }
-
-    /// A log block for which there is no memory goes to its own place on storage.
-    fn store(&self, log: &Log, position: u32, request: RequestId, buffer: Buffer, steps: &mut Steps) {
-        let Some(offset) = log.offset_of(position) else { return steps.fail(request) };
-        if let Err(error) = self.mark_ahead(log, &buffer) {
-            log::error!("disk {}: {error}", log.home.options.name);
-            return steps.fail(request);
-        }
-        self.inner().stored_in_flight += 1;
-        let (request, task) = (Some(request), Task::Stored(position));
-        steps.push(Side::Journal, Step::Write { request, offset, content: vec![buffer], task });
-    }
-
-    /// A block of the guest's log is about to lie in its own place. Nobody may have read the log so far: its descriptors may lie there, too.
-    fn mark_ahead(&self, log: &Log, buffer: &Buffer) -> io::Result<()> {
-        let mut head = [0; jbd2::HEADER_BYTES];
-        match buffer {
-            Buffer::Slice(slice) => slice.copy_out(0, &mut head),
-            Buffer::Bytes(bytes) => head.copy_from_slice(&bytes[..jbd2::HEADER_BYTES]),
-        }
-        self.mark_ahead_of(log, &head)
-    }
-
-    /// The same of one that begins so.
-    fn mark_ahead_of(&self, log: &Log, head: &[u8]) -> io::Result<()> {
-        // What is no control block counts nowhere by itself.
-        let Some(header) = jbd2::peek(head) else { return Ok(()) };
-        mark_ahead(log, &self.area, header.sequence).map_err(|error| {
-            io::Error::new(error.kind(), format!("marking the journal on storage anew failed: {error}"))
-        })
-    }
-
-    /// A block of the guest's log goes to its own place now, written by us.
-    fn store_now(&self, log: &Log, position: u32, content: &[u8]) -> io::Result<()> {
-        let offset = log.place_of(position)?;
-        self.mark_ahead_of(log, content)?;
-        log.journal.file.write_all_at(content, offset)?;
-        log.journal.set_dirty();
-        DiskCounters::add(&log.journal.counters.journal_bytes_to_storage, content.len() as u64);
-        Ok(())
-    }
-
     /// The device with the log may start anew while another with its home still works; what it has on its way has to
     /// land before recovery writes to the same blocks (rule 3 of ARCHITECTURE.md).
     fn check_own_has_ended(&self, log: &Log) -> io::Result<()> {
@@ -525,7 +435,7 @@ impl Keeper for Held {
         self.forget_aging_for_recovery();
         self.wait_for_home_writes(log)?;
         if let Some(why) = self.area.contradiction(self.id) {
-            left_to_guest::say(&self.area, log, &why);
+            left_to_guest::say_beside(&self.area, log, self.durability(log).as_ref(), &why);
         }
         let owed = self.area.owed(self.id);
         let (home, journal) = (&log.home.file, &log.journal.file);

@@ -94,8 +94,8 @@ impl Shipped {
 
 impl Keeper for Shipped {
     fn lives_elsewhere(&self, log: &Log) -> Option<&'static str> {
-        let is_there = log.is_open() && !log.is_on_storage().unwrap_or(false);
-        is_there.then_some("is on its server")
+        let is_on_storage = log.placement == PlacementKind::Storage || self.is_paused().unwrap_or(false);
+        (log.is_open() && !is_on_storage).then_some("is on its server")
     }
 
     fn doubt(&self, log: &Log, why: String, _steps: &mut Steps) {

@@ -3,7 +3,7 @@
 use crate::disk::PlacementKind;
 use crate::journals::Journals;
 use crate::keeper::TakenUp;
-use crate::log::Log;
+use crate::kept_log::KeptLog;
 use crate::nvm::forget_notes;
 use crate::scan::FoundLogPlace;
 use crate::stored::{Says, Stored};
@@ -43,7 +43,7 @@ impl Journals {
     }
 
     /// Goes on with a log that may be in a region. False when it is as storage says.
-    pub(super) fn resume_in_region(&self, log: &Arc<Log>, raw: &[u8; SUPERBLOCK_BYTES]) -> io::Result<bool> {
+    pub(super) fn resume_in_region(&self, log: &Arc<KeptLog>, raw: &[u8; SUPERBLOCK_BYTES]) -> io::Result<bool> {
         let taken_up = log.keeper.take_up(log, raw).map_err(|error| {
             io::Error::other(format!(
                 "disk {}: the journal of the file system at byte {} cannot be gone on with: {error}",

@@ -9,9 +9,9 @@ use super::refused;
 use crate::description::COPY_ENDING;
 use crate::disk::PlacementKind;
 use crate::journals::Journals;
+use crate::kept_log::KeptLog;
 use crate::left::Wish;
 use crate::left_copy::LeftCopy;
-use crate::log::Log;
 use crate::remote::MirrorFile;
 use crate::scan::FoundLogPlace;
 use own_files::How;
@@ -57,7 +57,7 @@ impl Journals {
     }
 
     /// Says whether this is a log that was shipped, open or not: then it is as it was.
-    pub(super) fn resume_shipped(&self, log: &Arc<Log>) -> bool {
+    pub(super) fn resume_shipped(&self, log: &Arc<KeptLog>) -> bool {
         if log.keeper.copy_name().is_none() {
             return false;
         }

@@ -177,7 +177,7 @@ impl Rig {
         self.journals = Journals::new(&VmMemory::new(), area, options).expect("it is served");
     }
 
-    fn log(&self) -> Arc<Log> {
+    fn log(&self) -> Arc<KeptLog> {
         self.journals.logs().remove(0)
     }
 

@@ -30,62 +30,22 @@
 //!
 //! Lock order: its own lock comes last, and nothing is called under it.
 
-use super::{HOST_WRITES_MAX, Held};
+use super::holder::{HOST_WRITES_MAX, Held};
+use super::waiting::Bar;
 use crate::keeper::{HomeChange, HomeRead, HomeVerdict, Side, Step, Steps, SuperblockBlock};
 use crate::log::Log;
 use block_route::{RequestId, RequestKind, Status};
 use jbd2::{Superblock, sequence};
 use journal_area::Source;
-use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::ops::Range;
 use std::time::Duration;
-use tracing_mutex::stdsync::MutexGuard;
 
 /// At most this part of the log is absorbed: all of it has to go home some time, and a tail waits for that.
 const ABSORBED_PART: u32 = 4;
 
 /// With none in force nobody else wakes a log whose absorbed blocks could not be written home.
 const RETRIED_AFTER: Duration = Duration::from_secs(1);
-
-/// When none of the host's writes has succeeded for so long after one has failed, storage is taken for broken.
-const BROKEN_AFTER: Duration = Duration::from_secs(10);
-
-/// Up to where transactions are given up.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Bar {
-    /// The guest has not moved its tail yet.
-    #[default]
-    None,
-    /// Those before this one.
-    Before(u32),
-    /// All: it closes.
-    All,
-}
-
-/// What waits for absorbed blocks to be home.
-#[derive(Debug, Default)]
-pub(super) struct Absorbing {
-    /// Superblocks of the guest, held.
-    superblocks: VecDeque<(RequestId, Vec<u8>)>,
-    /// Flushes of the guest, held.
-    flushes: Vec<RequestId>,
-    /// Blocks that the guest is about to change.
-    wanted: Vec<Range<u64>>,
-    bar: Bar,
-    /// Changes of homes that wait, for whatever reason, and the last transaction that was committed when each was asked first.
-    asked: HashMap<(RequestId, u64), u32>,
-    /// When it is looked again.
-    due: Duration,
-    /// Since when the host's writes fail.
-    fails_since: Option<Duration>,
-}
-
-impl Absorbing {
-    fn is_broken(&self, log: &Log) -> bool {
-        self.fails_since.is_some_and(|since| log.home.now().saturating_sub(since) >= BROKEN_AFTER)
-    }
-}
 
 /// What is said of a superblock by the guest that writes it.
 fn bar_of(content: &[u8]) -> Bar {
@@ -96,15 +56,6 @@ fn bar_of(content: &[u8]) -> Bar {
 }
 
 impl Held {
-    fn absorbing(&self) -> MutexGuard<'_, Absorbing> {
-        self.absorbing.lock().expect("no panic under this lock")
-    }
-
-    /// A log is opened, or gone.
-    pub(super) fn forget_absorbing(&self) {
-        *self.absorbing() = Absorbing::default();
-    }
-
     /// Whether the guest counts on home blocks that storage does not have.
     pub(super) fn has_absorbed(&self) -> bool {
         self.area.absorbed(self.id) > 0
@@ -190,11 +141,6 @@ impl Held {
                 self.area.home_write_asked(self.id, &change.blocks, &change.whole);
             }
         }
-    }
-
-    /// The last transaction that was committed when a change that had to wait was asked first.
-    pub(super) fn first_asked(&self, key: (RequestId, u64)) -> Option<u32> {
-        self.absorbing().asked.get(&key).copied()
     }
 
     /// A write of the host's has ended.
@@ -375,18 +321,6 @@ impl Held {
             }
         }
         HomeRead::Stored(stored)
-    }
-
-    /// Who waits would wait for ever.
-    pub(super) fn fail_absorbing(&self, steps: &mut Steps) {
-        let (superblocks, flushes) = {
-            let mut absorbing = self.absorbing();
-            (std::mem::take(&mut absorbing.superblocks), std::mem::take(&mut absorbing.flushes))
-        };
-        for (request, _) in superblocks {
-            steps.push(Side::Journal, Step::Release(request, Status::IoError));
-        }
-        flushes.into_iter().for_each(|request| steps.release(request, Status::IoError));
     }
 
     /// The file system was replaced while its log was open: what the guest wrote there has to be there all the same, as far as it has

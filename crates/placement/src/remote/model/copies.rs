@@ -4,7 +4,7 @@ use super::guest::Guest;
 use super::{CAUSES, begins};
 use crate::copies::finish_copies;
 use crate::description::{AreaDirectory, WishDescription};
-use crate::found::Finish;
+use crate::finished::Finish;
 use crate::remote::{MirrorFile, Phase};
 use own_files::How;
 use recovery::Status;

@@ -1,9 +1,11 @@
 //! How durability by age begins: with its log, under a running guest, or where an earlier process has left off.
 
-use super::{Aging, Held, State, copied, retried_at, say_why_not};
+use super::super::holder::Held;
+use super::super::watched::{self, Watched};
+use super::machine::copied;
+use super::state::{Aging, State, retried_at};
 use crate::followed;
 use crate::keeper::{Side, Step, Steps};
-use crate::keepers::held::watched::{self, Watched};
 use crate::log::Log;
 use crate::mark;
 use crate::opening::{mark_behind, write_aged, written_home};
@@ -308,6 +310,13 @@ impl Held {
         }
         state.owes_errors
     }
+}
+
+fn say_why_not(log: &Log, state: &mut State, why: String) {
+    let sentence = format!("its journal is only held, and not made durable by age: {why}");
+    log::warn!("disk {}: {sentence}", log.home.options.name);
+    log.home.note_fault(&sentence);
+    state.why_not = Some(sentence);
 }
 
 /// Each block of these with its newest version.

@@ -1,9 +1,10 @@
 //! How durability by age ends: at a wish, with a fault, for want of memory, with its log or its file system. The error mark goes to storage
 //! before anything goes on; who waits is answered.
 
-use super::homes::host_write;
+use super::super::holder::Held;
+use super::machine::host_write;
 use super::report::sum;
-use super::{Aging, Asked, Held, State, Unheld, retried_at};
+use super::state::{Aging, Asked, Cause, State, Unheld, retried_at};
 use crate::keeper::{Side, Step, Steps};
 use crate::log::Log;
 use crate::opening::mark_again;
@@ -12,25 +13,6 @@ use durability::{AnswerId, WriteId};
 use journal_area::{HostWrite, Opening};
 use std::collections::HashMap;
 use std::io;
-
-/// What ends it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Cause {
-    /// It was wished, or somebody takes the log elsewhere.
-    Wish,
-    /// For now: there is no memory for the log.
-    Memory,
-    /// Its guest closes the log, and compounds have had numbers that its next transactions will have.
-    Numbers,
-    /// Until the log is opened anew.
-    Fault,
-}
-
-#[derive(Debug)]
-pub(super) struct Ending {
-    pub(super) why: String,
-    pub(super) cause: Cause,
-}
 
 /// Who waits for durability by age where there is none any more: every request of the guest that is held for it is among these.
 #[derive(Debug, Default)]
@@ -66,24 +48,6 @@ impl Waited {
 }
 
 impl Aging {
-    /// It ends until the log is opened anew.
-    pub(super) fn fault(&mut self, held: &Held, why: String) {
-        if self.ending.is_none() {
-            // First of all: who goes on without this process must not begin it again.
-            held.area.note_doubt(held.id, |doubt| doubt.is_doubted = true);
-            self.ending = Some(Ending { why, cause: Cause::Fault });
-        }
-    }
-
-    /// Whether a commit that is not durable when durability ends is held from now on as it would be without, whatever ends it. Who was
-    /// promised more than that, and waits for it, is not told that it is so: with no age, once that is in force, which it is not before
-    /// storage is a truth; or before this began, where the commit is one that is repeated.
-    pub(super) fn promises_held(&self, is_repeated: bool) -> bool {
-        let is_promised = self.machine.is_proven() || is_repeated && self.owes_errors;
-        let is_wished = self.ending.as_ref().is_some_and(|ending| ending.cause == Cause::Wish);
-        is_wished || !self.answers_late() || !is_promised
-    }
-
     /// There is no durability any more, nor an end of it that anybody could wait for. Gives everybody who waits, for the machine or for that end.
     pub(super) fn take_waiting(&mut self) -> Waited {
         let (is_held, is_held_again) = (self.promises_held(false), self.promises_held(true));
@@ -327,7 +291,7 @@ pub(super) fn fail_waiting(unheld: Vec<Unheld>, later: Vec<(RequestId, Vec<u8>)>
 
 #[cfg(test)]
 mod tests {
-    use super::super::Shown;
+    use super::super::machine::Shown;
     use super::*;
     use crate::attached::DiskOptions;
     use crate::description::AreaDirectory;

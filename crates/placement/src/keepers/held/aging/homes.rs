@@ -1,26 +1,16 @@
 //! Changes of homes, the guest's and the host's: each asks the machine first, then the area, and both hear when it has ended.
 
-use super::ending::{Cause, Ending};
-use super::{Aging, Asked, Held};
-use crate::keeper::{HomeChange, HomeVerdict, Side, Step, Steps, Task};
-use crate::keepers::held::watched;
+use super::super::holder::Held;
+use super::super::watched;
+use super::machine::host_write;
+use super::state::{Aging, Asked, Cause, Ending};
+use crate::keeper::{HomeChange, HomeVerdict, Side, Step, Steps};
 use crate::log::Log;
-use block_route::{Buffer, RequestId, RequestKind};
+use block_route::{RequestId, RequestKind};
 use durability::{BlockSet, Kind, WhenAsked, WriteId};
-use journal_area::{HomeWrite, HostWrite, Over, Source};
+use journal_area::{HomeWrite, HostWrite, Over};
 use std::io;
 use std::ops::Range;
-
-/// A host's write of a committed version sets out.
-pub(in crate::keepers::held) fn host_write(log: &Log, operation: usize, write: HostWrite, steps: &mut Steps) {
-    let buffer = match write.source {
-        Source::Held(slice) => Buffer::Slice(slice),
-        Source::Bytes(bytes) => Buffer::Bytes(bytes),
-        Source::Given => unreachable!("the host has nothing given"),
-    };
-    let (offset, task) = (log.home_offset(write.block), Task::HostWrite(operation));
-    steps.push(Side::Home, Step::Write { request: None, offset, content: vec![buffer], task });
-}
 
 impl Held {
     /// Whether a write of whole blocks would have to wait for a compound, and for nothing else.

@@ -1,6 +1,7 @@
 //! What is said of durability by age to who asks.
 
-use super::{Aging, Held};
+use super::super::holder::Held;
+use super::state::Aging;
 use crate::durability_report::DurabilityReport;
 use crate::log::Log;
 use std::time::Duration;

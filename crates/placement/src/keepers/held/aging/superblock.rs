@@ -1,22 +1,14 @@
 //! The guest's journal superblock: held until the machine agrees, and, where it closes the log, behind the clearing away of compounds
 //! whose numbers the guest's next transactions will have.
 
-use super::ending::{Cause, Ending};
-use super::{Asked, Held};
+use super::super::holder::Held;
+use super::state::{AgedSuperblock, Asked, Cause, Ending};
 use crate::keeper::{Side, Step, Steps, SuperblockBlock};
 use crate::log::Log;
 use crate::numbers;
 use crate::opening::is_alone_in_its_page;
 use jbd2::{Superblock, sequence};
 use std::io;
-
-/// What becomes of a superblock that the guest writes.
-pub(in crate::keepers::held) enum AgedSuperblock {
-    /// It is held, and taken later.
-    Held,
-    /// It is the area's to judge now; storage may have it already.
-    Taken { is_on_storage: bool },
-}
 
 impl Held {
     /// The guest writes the superblock of an open log.
