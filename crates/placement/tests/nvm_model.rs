@@ -427,7 +427,8 @@ fn what_an_acknowledged_transaction_has_freed_is_not_overwritten_before_it_is_du
         guest.recover();
         guest.reads_what_it_committed();
         match seed % 5 {
-            0 | 1 => guest.reuse_as_data(freed),
+            0 => guest.reuse_as_data(freed),
+            1 => guest.empty(),
             4 => guest.pass_all_but_the_last(),
             2 => guest.write_home_soon(guest.metadata[0]),
             _ => {
@@ -448,6 +449,35 @@ fn what_an_acknowledged_transaction_has_freed_is_not_overwritten_before_it_is_du
     }
     assert!(waited > 2, "hardly any discard met such a transaction: {waited}");
     assert!(recovered.iter().all(|count| *count > 4), "hardly any power cut met such a transaction: {recovered:?}");
+}
+
+/// The worker dies behind a transaction that was acknowledged before the flush of its appends: whoever follows has it.
+#[test]
+fn a_worker_that_dies_behind_an_acknowledged_transaction_is_followed_by_one_that_has_it() {
+    let image = guest::image();
+    let mut deaths = 0;
+    for seed in 0..120 {
+        let mut guest = Guest::new(&image, 17_000_000 + seed);
+        let (changed, append) = (guest.metadata[1], guest.dynamic[1]);
+        guest.commit_one(changed);
+        guest.free_and_append(guest.dynamic[0], append);
+        while guest.is_told_too_late() {
+            guest.end_one();
+        }
+        if !guest.has_prepared() {
+            continue;
+        }
+        guest.die_next();
+        guest.write_home_soon(changed);
+        guest.settle();
+        guest.recover();
+        guest.commit_one(guest.metadata[0]);
+        guest.read(changed);
+        guest.recover();
+        assert_eq!(guest.failures(), 0, "seed {seed}: the guest sees an error");
+        deaths += guest.deaths();
+    }
+    assert!(deaths > 4, "hardly any worker died: {deaths}");
 }
 
 /// The flush fails behind an acknowledged transaction: no later one is, what is there is that transaction or all before it, and the report

@@ -12,6 +12,9 @@ use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+/// Whether a block may hold something, by what the log would leave.
+type IsRight<'a> = dyn Fn(u64, &[u8], &[BTreeMap<u64, Vec<u8>>]) -> bool + 'a;
+
 /// A log as it was written, but for a transaction that may not be committed yet.
 struct CompleteLog<'a> {
     blocks: &'a HashMap<u32, Vec<u8>>,
@@ -277,13 +280,7 @@ impl Guest {
     }
 
     /// The same of a region whose last transaction counts, or not.
-    fn judge_found(
-        &self,
-        region: &[u8],
-        found: &Found,
-        is_right: &dyn Fn(u64, &[u8], &[BTreeMap<u64, Vec<u8>>]) -> bool,
-        readings: &[BTreeMap<u64, Vec<u8>>],
-    ) {
+    fn judge_found(&self, region: &[u8], found: &Found, is_right: &IsRight<'_>, readings: &[BTreeMap<u64, Vec<u8>>]) {
         for block in self.metadata.iter().chain(&self.dynamic).copied() {
             let in_region = found.latest.get(&block).map(|header| found.content(region, header).to_vec());
             let (place, possible) = match in_region {
