@@ -79,6 +79,8 @@ pub struct Outcome {
     pub promised: u64,
     /// Crash points there while it was not, with the log held: what storage says then was checked.
     pub unpromised: u64,
+    /// Crash points at which a region's last transaction was acknowledged and may not have been durable.
+    pub prepared: u64,
     /// Logs that have left their region for storage.
     pub left: usize,
     /// Workers that went on after another one had been killed.

@@ -26,7 +26,10 @@ impl Switches {
     /// The worker is killed between two steps, or between two stores of one, and another goes on with what is left.
     pub const FOLLOW: Switches = Switches(256);
 
-    const NAMES: [(Switches, &'static str); 9] = [
+    /// A region's transactions are acknowledged before the flush of their appends.
+    pub const PIPELINED: Switches = Switches(512);
+
+    const NAMES: [(Switches, &'static str); 10] = [
         (Self::EARLY, "early"),
         (Self::GARBAGE, "garbage"),
         (Self::DELAY, "delay"),
@@ -36,6 +39,7 @@ impl Switches {
         (Self::KILLS, "kills"),
         (Self::HAND_OVER, "hand-over"),
         (Self::FOLLOW, "follow"),
+        (Self::PIPELINED, "pipelined"),
     ];
 
     /// Everything a seed asks for: most of it most of the time.
@@ -52,6 +56,7 @@ impl Switches {
             (Self::KILLS, 3),
             (Self::HAND_OVER, 2),
             (Self::FOLLOW, 3),
+            (Self::PIPELINED, 3),
         ] {
             if random.below(8) < of_eight {
                 switches.0 |= switch.0;

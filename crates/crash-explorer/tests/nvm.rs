@@ -31,6 +31,32 @@ fn every_loss_of_power_while_a_log_leaves_is_recovered() {
     assert!(points >= POINTS_MIN / 2, "only {points} crash points were checked");
 }
 
+/// Transactions are acknowledged before the flush of their appends: one may be lost, the last that was, and only where its appends are not at home.
+#[test]
+fn every_loss_of_power_behind_an_acknowledged_transaction_costs_that_one_at_most() {
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("recordings");
+    let (mut points, mut prepared) = (0, 0);
+    for (number, recording) in recordings(&directory, None).expect("the recordings").iter().enumerate() {
+        if recording.disks.len() > 1 {
+            continue;
+        }
+        let seed = SEED + 200 + number as u64;
+        let switches = Switches::of_seed(seed).with(Switches::PIPELINED);
+        let how = Thoroughness { points_each: 60, judgements_each: 300, until: u64::MAX };
+        let outcome = run(recording, seed, switches, how).expect("a run");
+        println!(
+            "{}: {} points, {} of them with such a transaction",
+            recording.scenario, outcome.points, outcome.prepared
+        );
+        (points, prepared) = (points + outcome.points, prepared + outcome.prepared);
+        if let Some(finding) = outcome.finding {
+            panic!("{finding}");
+        }
+    }
+    assert!(points >= POINTS_MIN, "only {points} crash points were checked");
+    assert!(prepared >= points / 100, "only {prepared} of {points} crash points had such a transaction");
+}
+
 #[test]
 fn every_loss_of_power_is_recovered_to_what_a_complete_journal_makes() {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("recordings");

@@ -8,12 +8,21 @@
 
 use crate::error::Error;
 use crate::layout::{
-    Geometry, Header, HeaderKind, HeaderState, NO_CHECKSUM, Pointer, RESERVED_HEADERS, checksum_of_content, field,
-    is_later, undoubled,
+    CONDITION_HEAD_BYTES, Geometry, Header, HeaderKind, HeaderState, NO_CHECKSUM, NONE_PREPARED, Pointer,
+    RESERVED_HEADERS, checksum_of_content, condition_checksum, field, is_later, undoubled,
 };
 use crate::medium::word_of;
 use crate::owner::{self, Owner};
 use std::collections::BTreeMap;
+
+/// A transaction that counts on a condition ([`crate::Journal::prepare`]).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Prepared {
+    /// End of the checkpoint area with it, and its number.
+    pub pointer: Pointer,
+    /// The condition.
+    pub condition: Vec<u8>,
+}
 
 /// What is in a region.
 #[derive(Clone, Debug)]
@@ -28,6 +37,8 @@ pub struct Found {
     pub checkpoint: Pointer,
     /// End of the commit area.
     pub commit: Pointer,
+    /// The transaction after that one, where it counts on a condition. Nothing else here knows of it.
+    pub prepared: Option<Prepared>,
     /// Sequence number of the guest's transaction that was committed last.
     pub sequence: u32,
     /// The latest version of each home block: its header.
@@ -48,6 +59,18 @@ impl Found {
     /// # Errors
     /// [`Error::Refused`] with a sentence when it is damaged, or was longer and has an owner.
     pub fn read(region: &[u8]) -> Result<Option<Self>, Error> {
+        Self::read_to(region, false)
+    }
+
+    /// The same with the prepared transaction, whose condition is true.
+    ///
+    /// # Errors
+    /// As [`Found::read`].
+    pub fn with_prepared(region: &[u8]) -> Result<Option<Self>, Error> {
+        Self::read_to(region, true)
+    }
+
+    fn read_to(region: &[u8], counts_prepared: bool) -> Result<Option<Self>, Error> {
         let Some(geometry) = Geometry::read(region)? else { return Ok(None) };
         let (word, owner) = owner::read(region)?;
         let mut found = Found {
@@ -56,6 +79,7 @@ impl Found {
             owner,
             checkpoint: Pointer::default(),
             commit: Pointer::default(),
+            prepared: None,
             sequence: 0,
             latest: BTreeMap::new(),
             old: 0,
@@ -71,6 +95,10 @@ impl Found {
         found.commit = Pointer::decode(word_of(region, field::COMMIT))?;
         let base = undoubled(word_of(region, field::SEQUENCE_BASE))
             .ok_or_else(|| Error::refused("the NVM region is damaged: its sequence number does not match its check"))?;
+        found.prepared = prepared(region, &geometry, found.checkpoint)?;
+        if counts_prepared && let Some(prepared) = found.prepared.take() {
+            found.checkpoint = prepared.pointer;
+        }
         found.sequence = base.wrapping_add(found.checkpoint.transaction);
         if found.checkpoint.end > geometry.blocks {
             return Err(Error::refused(format!(
@@ -98,6 +126,11 @@ impl Found {
         found.revokes = found.latest.values().filter(|header| header.kind == HeaderKind::Revoke).count() as u32;
         found.latest.retain(|_, header| header.kind == HeaderKind::Version);
         Ok(Some(found))
+    }
+
+    /// Whether anything in the region is not at home, or may not be.
+    pub fn owes(&self) -> bool {
+        !self.latest.is_empty() || self.prepared.is_some()
     }
 
     fn add(&mut self, header: Header, (what, index): (&str, u32)) -> Result<(), Error> {
@@ -155,6 +188,40 @@ impl Found {
             ))),
         }
     }
+}
+
+/// The transaction that is prepared after the last one that counts.
+fn prepared(region: &[u8], geometry: &Geometry, checkpoint: Pointer) -> Result<Option<Prepared>, Error> {
+    let word = word_of(region, field::PREPARED);
+    if word == NONE_PREPARED {
+        return Ok(None);
+    }
+    let pointer = Pointer::decode(word)?;
+    if pointer.transaction != checkpoint.transaction.wrapping_add(1) {
+        // It was published since.
+        return Ok(None);
+    }
+    let damaged = || Error::refused("the NVM region is damaged: what its prepared transaction counts on is not whole");
+    if pointer.end > geometry.blocks || pointer.end < checkpoint.end {
+        return Err(damaged());
+    }
+    let mut next = undoubled(word_of(region, field::CONDITION)).ok_or_else(damaged)?;
+    let mut condition = Vec::new();
+    for _ in 0..geometry.blocks {
+        if next >= geometry.blocks {
+            return if next == u32::MAX { Ok(Some(Prepared { pointer, condition })) } else { Err(damaged()) };
+        }
+        let block = &region[geometry.block(next) as usize..][..geometry.block_bytes as usize];
+        let field = |at: usize| u32::from_le_bytes([block[at], block[at + 1], block[at + 2], block[at + 3]]);
+        let payload = &block[CONDITION_HEAD_BYTES..];
+        let payload = payload.get(..field(4) as usize).ok_or_else(damaged)?;
+        if field(8) != pointer.transaction || field(12) != condition_checksum(block) {
+            return Err(damaged());
+        }
+        condition.extend_from_slice(payload);
+        next = field(0);
+    }
+    Err(damaged())
 }
 
 fn damaged(what: &str, index: u32) -> Error {

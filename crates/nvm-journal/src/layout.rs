@@ -55,6 +55,11 @@ pub(crate) mod field {
     pub const COMMIT: u64 = 0x48;
     /// What a transaction number is short of the guest's sequence number.
     pub const SEQUENCE_BASE: u64 = 0x50;
+    /// End of the commit area and number of a transaction that counts on a condition ([`crate::Journal::prepare`]); of none, and of one that
+    /// was published since, where that is not the next one after the checkpoint area's.
+    pub const PREPARED: u64 = 0x58;
+    /// The first journal block of that condition.
+    pub const CONDITION: u64 = 0x60;
     /// Epoch, and which owner record is valid.
     pub const OWNER: u64 = 0x80;
     /// Two owner records of 128 bytes and their attachments of 1024.
@@ -64,6 +69,18 @@ pub(crate) mod field {
 
 /// Either word of a header that holds nothing: neither bit that is set in every valid word is set in it.
 pub(crate) const GONE: u64 = u64::from_le_bytes(*b"gonegone");
+
+/// What stands where no transaction is prepared. (A medium that has lost this line has lost the checkpoint area's pointer, too.)
+pub(crate) const NONE_PREPARED: u64 = 0;
+
+/// Each journal block of a condition begins with the number of the next one, the length of what it has of the condition, the transaction
+/// and a checksum: 4 bytes each.
+pub(crate) const CONDITION_HEAD_BYTES: usize = 16;
+
+/// The checksum of a journal block of a condition: of all of it but the checksum's own place.
+pub(crate) fn condition_checksum(block: &[u8]) -> u32 {
+    crc32c::crc32c_append(crc32c::crc32c(&block[..12]), &block[CONDITION_HEAD_BYTES..])
+}
 
 /// Where a checksum would be, if none is kept.
 pub(crate) const NO_CHECKSUM: u32 = u32::MAX;

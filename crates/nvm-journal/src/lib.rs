@@ -23,8 +23,8 @@ pub mod medium;
 mod owner;
 
 pub use error::Error;
-pub use found::Found;
-pub use journal::{Journal, JournalCounters, JournalOptions, capacity, forget};
+pub use found::{Found, Prepared};
+pub use journal::{Journal, JournalCounters, JournalOptions, capacity, count_prepared, forget, withdraw_prepared};
 pub use layout::{
     BLOCKS_MIN, Geometry, HEADER_BYTES, Header, HeaderKind, HeaderState, PAGE_BYTES, Pointer, RESERVED_HEADERS,
 };

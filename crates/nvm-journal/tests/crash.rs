@@ -40,12 +40,46 @@ struct Expected {
     next_sequence: u32,
     /// Nobody owns the region, or may own it: what is in it does not count.
     is_free: bool,
+    /// The changes may be there as a prepared transaction, on this condition; …
+    condition: Option<Vec<u8>>,
+    /// … and they are, and do not count by themselves.
+    is_prepared: bool,
 }
 
 impl Expected {
     fn settle(&mut self) {
         self.state.append(&mut self.changes);
         self.sequence = self.next_sequence;
+        self.is_decided();
+    }
+
+    /// Nothing is prepared any more.
+    fn is_decided(&mut self) {
+        (self.condition, self.is_prepared) = (None, false);
+    }
+
+    /// What is there with all of the changes.
+    fn after(&self) -> BTreeMap<u64, Content> {
+        let mut after = self.state.clone();
+        after.extend(self.changes.iter().map(|(home, content)| (*home, *content)));
+        after
+    }
+
+    /// What a prepared transaction is, it being there.
+    fn judge_prepared(&self, image: &[u8], condition: &[u8]) -> Result<(), String> {
+        if self.condition.as_deref() != Some(condition) {
+            return Err("a transaction is prepared that is none, or on another condition".to_owned());
+        }
+        let found = Found::with_prepared(image).map_err(|error| error.to_string())?.ok_or("no region")?;
+        found.verify(image).map_err(|error| error.to_string())?;
+        let mut recovered = self.home.clone();
+        for (home, header) in &found.latest {
+            recovered.insert(*home, found.content(image, header).try_into().expect("a block"));
+        }
+        if found.sequence != self.next_sequence || recovered != self.after() {
+            return Err("a prepared transaction is not all there".to_owned());
+        }
+        Ok(())
     }
 }
 
@@ -76,10 +110,14 @@ fn lock(shared: &Arc<Mutex<Shared>>) -> MutexGuard<'_, Shared> {
 /// Recovers from an image and compares.
 fn judge(image: &[u8], expected: &Expected) -> Result<(), String> {
     let mut recovered = expected.home.clone();
-    let mut sequence = None;
+    let (mut sequence, mut is_prepared) = (None, false);
     match Found::read(image) {
         Ok(Some(found)) if found.owner.is_some() => {
             found.verify(image).map_err(|error| error.to_string())?;
+            if let Some(prepared) = found.prepared.as_ref().filter(|_| !expected.is_free) {
+                expected.judge_prepared(image, &prepared.condition)?;
+                is_prepared = true;
+            }
             for (home, header) in &found.latest {
                 let content = Content::try_from(found.content(image, header)).map_err(|error| error.to_string())?;
                 recovered.insert(*home, content);
@@ -96,8 +134,10 @@ fn judge(image: &[u8], expected: &Expected) -> Result<(), String> {
     if sequence.is_none() && !expected.is_free {
         return Err("the region has lost its owner".to_owned());
     }
-    let mut after = expected.state.clone();
-    after.extend(expected.changes.iter().map(|(home, content)| (*home, *content)));
+    if expected.is_prepared && !(is_prepared && recovered == expected.state && sequence == Some(expected.sequence)) {
+        return Err("what is prepared is not, or counts already".to_owned());
+    }
+    let after = expected.after();
     if expected.is_atomic {
         let is_before = recovered == expected.state && sequence.is_none_or(|found| found == expected.sequence);
         let is_after = recovered == after && sequence.is_none_or(|found| found == expected.next_sequence);
@@ -208,6 +248,7 @@ impl Run {
                 shared.expected.sequence = found.sequence;
             }
             shared.expected.changes.clear();
+            shared.expected.is_decided();
             shared.expected.state.clone_from(&state);
             shared.expected.home = state;
             shared.expected.next_sequence = shared.expected.sequence;
@@ -305,6 +346,22 @@ impl Run {
         }
         let observed = Arc::clone(&self.shared);
         medium.observe(Some(Box::new(move |images| point(&observed, images))));
+        let (image, found) = match found.prepared {
+            None => (image, found),
+            Some(_) => {
+                self.expected().expected.is_prepared = false;
+                if self.random.below(2) == 0 {
+                    nvm_journal::count_prepared(&mut medium).expect("the medium works");
+                } else {
+                    nvm_journal::withdraw_prepared(&mut medium).expect("the medium works");
+                    self.expected().expected.changes.clear();
+                }
+                let image = nvm_journal::medium::Medium::bytes(&medium).to_vec();
+                let found = Found::read(&image).expect("a region").expect("a region");
+                assert!(found.prepared.is_none());
+                (image, found)
+            }
+        };
         let taken = Journal::take_up(medium, self.options).expect("as a kill leaves it").expect("it has an owner");
         let before = std::mem::replace(&mut self.journal, taken);
         before.into_medium().observe(None);
@@ -315,6 +372,7 @@ impl Run {
         }
         (expected.sequence, expected.next_sequence) = (found.sequence, found.sequence);
         expected.changes.clear();
+        expected.is_decided();
         expected.is_free = false;
         expected.is_atomic = true;
         let mut shared = self.expected();
@@ -413,9 +471,27 @@ impl Run {
         for home in &revokes {
             self.journal.revoke(*home).expect("there is room");
         }
+        let is_withdrawn = !is_abandoned && self.random.below(3) == 0 && self.prepare(&revokes);
         if is_abandoned {
             self.journal.abandon();
+        } else if is_withdrawn {
+            {
+                let mut shared = self.expected();
+                shared.doing = "withdrawing";
+                shared.expected.is_prepared = false;
+            }
+            self.journal.withdraw().expect("the medium works");
+            let mut shared = self.expected();
+            shared.expected.changes.clear();
+            shared.expected.next_sequence = shared.expected.sequence;
+            shared.expected.is_decided();
+            return;
         } else {
+            {
+                let mut shared = self.expected();
+                shared.doing = "publishing";
+                shared.expected.is_prepared = false;
+            }
             self.journal.publish().expect("the medium works");
         }
         self.expected().expected.settle();
@@ -425,6 +501,39 @@ impl Run {
         for home in revokes.iter().filter(|_| !is_abandoned) {
             assert!(!self.journal.contains(*home));
         }
+    }
+
+    /// The transaction that is begun counts on a condition, while this and that happens beside it. True when it is to be withdrawn.
+    fn prepare(&mut self, revokes: &[u64]) -> bool {
+        let mut condition = vec![0; self.random.below(3 * BLOCK_BYTES as u64) as usize];
+        condition.fill_with(|| self.random.bits() as u8);
+        if !self.journal.can_prepare(condition.len()) {
+            return false;
+        }
+        {
+            let mut shared = self.expected();
+            shared.doing = "preparing";
+            shared.expected.condition = Some(condition.clone());
+        }
+        self.journal.prepare(&condition).expect("there is room");
+        assert!(self.journal.is_prepared() && self.journal.put(0, &[0; BLOCK_BYTES]).is_err());
+        self.expected().expected.is_prepared = true;
+        for _ in 0..self.random.below(3) {
+            match self.random.below(2) {
+                0 => {
+                    let mut homes = self.some_homes();
+                    // What a revoke leaves is what was at home when that was begun.
+                    homes.retain(|home| !revokes.contains(home));
+                    self.checkpoint(homes);
+                }
+                _ => {
+                    self.expected().doing = "another record of the owner beside what is prepared";
+                    let byte = self.random.bits() as u8;
+                    self.journal.set_owner(&owner_with(byte)).expect("the medium works");
+                }
+            }
+        }
+        self.random.below(4) == 0
     }
 
     /// Some blocks go home, and then out of the region.

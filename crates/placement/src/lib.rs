@@ -81,7 +81,9 @@ pub use journals::{Journals, JournalsOptions, TraceKind, Tracer};
 pub use kept_log::KeptLog;
 pub use log::Log;
 pub use mark::MarkKind;
-pub use nvm::{ManyAppends, NvmDisk, NvmFinished, NvmOptions, NvmReport, is_mark, recover_image};
+pub use nvm::{
+    Condition as NvmCondition, ManyAppends, NvmDisk, NvmFinished, NvmOptions, NvmReport, is_mark, recover_image,
+};
 pub use owed::{
     LostLog, Owed, area_of_marked, elsewhere, forget_left_guest, held_by_another, is_marked_for, left_guest,
     marked_elsewhere, note_left_guest, owed,

@@ -29,7 +29,7 @@ fn seed_count() -> u64 {
 
 /// A seed's run: random work, then a loss of power and a real recovery; with a third of the seeds the log leaves the region
 /// in the midst of it. Returns what the route did with the region.
-fn run(image: &[u8], seed: u64) -> NvmReport {
+fn run(image: &[u8], seed: u64) -> (NvmReport, [u64; 2]) {
     let mut guest = Guest::new(image, seed);
     let leaves_from = if seed % 3 == 2 { guest.random.below(80) } else { u64::MAX };
     for step in 0..guest.random.below(160) {
@@ -59,16 +59,16 @@ fn run(image: &[u8], seed: u64) -> NvmReport {
     guest.recover();
     guest.settle();
     guest.recover();
-    guest.report()
+    (guest.report(), guest.recovered)
 }
 
 #[test]
 fn recovery_leaves_what_a_complete_journal_would() {
     let image = guest::image();
-    let mut reached = [0; 9];
+    let mut reached = [0; 12];
     for seed in seeds() {
         let outcome = std::panic::catch_unwind(|| run(&image, seed));
-        let report = outcome.unwrap_or_else(|problem| {
+        let (report, recovered) = outcome.unwrap_or_else(|problem| {
             eprintln!("seed {seed}");
             std::panic::resume_unwind(problem)
         });
@@ -82,6 +82,10 @@ fn recovery_leaves_what_a_complete_journal_would() {
             report.blocks_dropped,
             report.blocks_restored,
             report.blocks_updated,
+            report.commits_before_flush,
+            // Not every seed has it.
+            recovered[0] * 4,
+            recovered[1] * 4,
         ];
         reached.iter_mut().zip(counts).for_each(|(sum, count)| *sum += count);
     }
@@ -405,16 +409,124 @@ fn a_log_that_leaves_takes_along_what_the_guest_puts_back_meanwhile() {
     guest.recover();
 }
 
+/// A transaction that was acknowledged before the flush of its appends frees a block, and what the guest puts there next, over it or in its
+/// place, does not get there before that flush has ended: without that transaction the block is what it was.
+#[test]
+fn what_an_acknowledged_transaction_has_freed_is_not_overwritten_before_it_is_durable() {
+    let image = guest::image();
+    let (mut recovered, mut waited) = ([0; 2], 0);
+    for seed in 0..200 {
+        let mut guest = Guest::new(&image, 15_000_000 + seed);
+        let [freed, append] = [guest.dynamic[0], guest.dynamic[1]];
+        guest.commit_one(guest.metadata[1]);
+        guest.reuse_as_data(freed);
+        guest.free_and_append(freed, append);
+        while guest.is_told_too_late() {
+            guest.end_one();
+        }
+        guest.recover();
+        guest.reads_what_it_committed();
+        match seed % 5 {
+            0 => guest.reuse_as_data(freed),
+            1 => guest.empty(),
+            4 => guest.pass_all_but_the_last(),
+            2 => guest.write_home_soon(guest.metadata[0]),
+            _ => {
+                let may_be_lost = guest.has_prepared();
+                waited += u32::from(may_be_lost);
+                assert_eq!(guest.discard_waits(freed), may_be_lost, "seed {seed}: what was freed is discarded");
+                continue;
+            }
+        }
+        for _ in 0..3 {
+            guest.recover();
+            guest.recover();
+            guest.end_one();
+        }
+        guest.settle();
+        guest.recover();
+        recovered.iter_mut().zip(guest.recovered).for_each(|(sum, count)| *sum += count);
+    }
+    assert!(waited > 2, "hardly any discard met such a transaction: {waited}");
+    assert!(recovered.iter().all(|count| *count > 4), "hardly any power cut met such a transaction: {recovered:?}");
+}
+
+/// The worker dies behind a transaction that was acknowledged before the flush of its appends: whoever follows has it.
+#[test]
+fn a_worker_that_dies_behind_an_acknowledged_transaction_is_followed_by_one_that_has_it() {
+    let image = guest::image();
+    let mut deaths = 0;
+    for seed in 0..120 {
+        let mut guest = Guest::new(&image, 17_000_000 + seed);
+        let (changed, append) = (guest.metadata[1], guest.dynamic[1]);
+        guest.commit_one(changed);
+        guest.free_and_append(guest.dynamic[0], append);
+        while guest.is_told_too_late() {
+            guest.end_one();
+        }
+        if !guest.has_prepared() {
+            continue;
+        }
+        guest.die_next();
+        guest.write_home_soon(changed);
+        guest.settle();
+        guest.recover();
+        guest.commit_one(guest.metadata[0]);
+        guest.read(changed);
+        guest.recover();
+        assert_eq!(guest.failures(), 0, "seed {seed}: the guest sees an error");
+        deaths += guest.deaths();
+    }
+    assert!(deaths > 4, "hardly any worker died: {deaths}");
+}
+
+/// The flush fails behind an acknowledged transaction: no later one is, what is there is that transaction or all before it, and the report
+/// says so.
+#[test]
+fn nothing_is_committed_behind_a_transaction_whose_flush_failed() {
+    let image = guest::image();
+    let (mut failed, mut recovered) = (0, [0; 2]);
+    for seed in 0..60 {
+        let mut guest = Guest::new(&image, 16_000_000 + seed);
+        if guest.logs_appends() || !guest.is_pipelined() {
+            continue;
+        }
+        let [first, second, third] = [guest.dynamic[0], guest.dynamic[1], guest.metadata[0]];
+        guest.commit_one(first);
+        // The append, and its flush.
+        if !guest.commit_and_fail(1, second) || guest.report().commits_before_flush < 2 {
+            continue;
+        }
+        failed += 1;
+        assert_eq!(guest.report().commits_in_doubt, 1, "seed {seed}: the report says nothing");
+        assert_eq!(guest.failures(), 0, "seed {seed}: it was acknowledged");
+        guest.recover();
+        guest.write_home_soon(second);
+        guest.settle();
+        assert_eq!(guest.failures(), 1, "seed {seed}: a part of it goes home, and the rest may be lost");
+        guest.recover();
+        guest.commit_one(third);
+        let failures = guest.failures();
+        assert!(failures > 1, "seed {seed}: a transaction is committed behind one that may be lost");
+        guest.recover();
+        guest.close_in_vain();
+        assert!(guest.failures() > failures, "seed {seed}: the log is closed, and its last transaction may be lost");
+        guest.recover();
+        recovered.iter_mut().zip(guest.recovered).for_each(|(sum, count)| *sum += count);
+    }
+    assert!(failed > 4 && recovered.iter().all(|count| *count > 0), "{failed} flushes failed: {recovered:?}");
+}
+
 /// Whichever operation of a commit with appends fails, nothing of it counts, and the guest is told so.
 #[test]
 fn a_commit_whose_appends_are_not_durable_does_not_count() {
     let image = guest::image();
     let mut failed = [0; 2];
-    for seed in 0..60 {
+    for seed in 0..120 {
         let after = seed % 2;
         let mut guest = Guest::new(&image, 4_000_000 + u64::from(seed));
-        if guest.logs_appends() {
-            // No commit waits for one.
+        if guest.logs_appends() || guest.is_pipelined() {
+            // No commit waits for one, or for its flush.
             continue;
         }
         let [first, second] = [guest.dynamic[0], guest.dynamic[1]];

@@ -78,6 +78,7 @@ fn add_areas(object: &mut Value, found: &Found) {
     let commit = commit_headers(found);
     object["transactions"] = json!(found.checkpoint.transaction);
     object["last_sequence"] = json!(found.sequence);
+    object["prepared"] = json!(found.prepared.is_some());
     object["areas"] = json!({
         "checkpoint": found.checkpoint.end,
         "commit": commit,
@@ -137,6 +138,9 @@ fn print(path: &Path, object: &Value, found: &Found, bytes: &[u8], verbose: bool
     print_line!("  owner            file system {} at byte {}", uuid_text(&owner.file_system), owner.home_start);
     print_line!("                   journal {}", uuid_text(&owner.journal));
     print_line!("  committed        {} transactions, the last is {}", found.checkpoint.transaction, found.sequence);
+    if found.prepared.is_some() {
+        print_line!("                   and one more, if its appends are at home (nvm-pipelined)");
+    }
     print_line!(
         "  areas            checkpoint {} headers, commit {}, free {}",
         found.checkpoint.end,

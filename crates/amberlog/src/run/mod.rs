@@ -30,7 +30,7 @@ pub struct RunArgs {
     /// flushes then do not reach the image's own storage. FILE gets everything that is sent to the image, in the format of Linux's
     /// dm-log-writes (for experiments). RULE is which blocks retain copies all the same: never, faulted, foreseen or lone (for
     /// experiments; lone, if it is not given). Placement nvm=PATH has options of its own: [,nvm-size=MIB]
-    /// [,nvm-region=I/N][,nvm-checkpoint=SECONDS], and for experiments nvm-latency, nvm-bandwidth, nvm-append-home,
+    /// [,nvm-region=I/N][,nvm-checkpoint=SECONDS][,nvm-pipelined=on] (a loss of power may cost the last transaction), and for experiments nvm-latency, nvm-bandwidth, nvm-append-home,
     /// nvm-early-runs, nvm-byte-level, nvm-delayed-checkpoint and nvm-log-everything (docs/nvm.md).
     #[arg(long = "disk", value_name = "IMAGE[,OPTIONS]")]
     disks: Vec<DiskOption>,

@@ -155,6 +155,7 @@ fn nvm_option(options: &mut NvmOptions, key: &str, value: Option<&str>) -> Resul
             }
         }
         "nvm-early-runs" => options.early_run_bytes = number(key, value, 0)?.saturating_mul(1 << 10),
+        "nvm-pipelined" => options.pipelined = switch(key, value)?,
         "nvm-log-everything" => options.log_everything = switch(key, value)?,
         _ => return Ok(false),
     }
@@ -328,7 +329,7 @@ impl FromStr for DiskOption {
                         "'{other}' is no option of a disk; there are placement, durable-within, name, serial, readonly, flush, queues, format, model, \
                          iops, iops-burst, bytes-per-second, bytes-burst, throttle-group, \
                          log-writes, hot-pages, and those of a region of NVM (nvm-region, nvm-size, nvm-latency, nvm-bandwidth, nvm-checkpoint, \
-                         nvm-append-home, nvm-early-runs, nvm-byte-level, nvm-delayed-checkpoint, nvm-log-everything)"
+                         nvm-append-home, nvm-pipelined, nvm-early-runs, nvm-byte-level, nvm-delayed-checkpoint, nvm-log-everything)"
                     ));
                 }
             }
@@ -420,14 +421,15 @@ mod tests {
         let shared: DiskOption = "a.img,model=./socket".parse().expect("valid");
         assert_eq!(shared.model, Some(ModelChoice::Shared("./socket".into())));
         let nvm: DiskOption =
-            "a,placement=nvm=/dev/shm/r,nvm-region=1/2,nvm-latency=300,nvm-bandwidth=1000,nvm-byte-level=off"
+            "a,placement=nvm=/dev/shm/r,nvm-region=1/2,nvm-latency=300,nvm-bandwidth=1000,nvm-byte-level=off,nvm-pipelined=on"
                 .parse()
                 .expect("valid");
         let options = nvm.nvm.expect("a region");
         assert_eq!((nvm.placement, options.path), (PlacementKind::Nvm, PathBuf::from("/dev/shm/r")));
         assert_eq!(options.delay, Some(DelayModel::PAPER));
         assert_eq!(options.region, RegionChoice { index: 1, count: 2 });
-        assert!(!options.byte_level && options.delayed_checkpoint && !options.log_everything);
+        assert!(!options.byte_level && options.delayed_checkpoint && !options.log_everything && options.pipelined);
+        assert!(!NvmOptions::new("r").pipelined, "nobody has it unasked");
         let remote: DiskOption = "a,placement=remote=host:7070/db".parse().expect("valid");
         let server = remote.remote.expect("a server");
         assert_eq!((remote.placement, server.address.as_str()), (PlacementKind::Remote, "host:7070"));

@@ -40,7 +40,7 @@ struct Write {
 }
 
 /// The blocks of a disk that were written to.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct History {
     blocks: BTreeMap<u64, Vec<Write>>,
     /// Counts ends of writes, so that a flush knows which were before it.

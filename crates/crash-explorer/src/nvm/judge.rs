@@ -14,7 +14,7 @@ use extfs::{Allocation, ReadAt};
 use guest_tools::random::Random;
 use jbd2::{LogRead, Plan, Superblock};
 use nvm_journal::Found;
-use placement::KeptLog;
+use placement::{KeptLog, NvmCondition};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::convert::Infallible;
 use std::fs::File;
@@ -52,6 +52,13 @@ pub struct Judge {
     commits: HashMap<u32, u32>,
     /// The last one that it was told is committed.
     committed: Option<u32>,
+    /// A loss of power may cost that one; …
+    is_pipelined: bool,
+    /// … then what its log had without it, and what it had written when it was told.
+    before_last: Replayed,
+    guest_then: History,
+    /// How often one was met that might be lost.
+    pub prepared: u64,
     /// The log leaves the region, or has left it.
     is_leaving: bool,
     /// Then a commit counts when it was flushed: the last that is in the log, and by flush request.
@@ -61,6 +68,15 @@ pub struct Judge {
     replays: HashMap<(u64, u32, u32), Replayed>,
 }
 
+/// What becomes of the last transaction in the region.
+#[derive(Clone, Copy)]
+enum Last<'a> {
+    /// It counts, these blocks being at home.
+    Counts(&'a BTreeSet<u64>),
+    /// It does not, though the guest may have been told of it.
+    IsLost(u32),
+}
+
 /// One reading of the guest's journal: what it would leave at home.
 struct Reading {
     replayed: Replayed,
@@ -68,7 +84,7 @@ struct Reading {
 
 impl Judge {
     /// Nothing has happened yet.
-    pub fn new(log: Arc<KeptLog>, base: File, image: File) -> Self {
+    pub fn new(log: Arc<KeptLog>, base: File, image: File, is_pipelined: bool) -> Self {
         Judge {
             block_bytes: u64::from(log.place().block_bytes),
             log,
@@ -81,6 +97,10 @@ impl Judge {
             superblocks: Vec::new(),
             commits: HashMap::new(),
             committed: None,
+            is_pipelined,
+            before_last: Replayed::default(),
+            guest_then: History::default(),
+            prepared: 0,
             is_leaving: false,
             unflushed: None,
             flushing: HashMap::new(),
@@ -124,7 +144,7 @@ impl Judge {
         let found = found.filter(|found| found.owner.is_some());
         if let Some(found) = &found {
             found.verify(region).map_err(|error| format!("the region is refused: {error}"))?;
-            if !found.latest.is_empty() {
+            if found.owes() {
                 self.check_mark(found)?;
             }
         }
@@ -134,7 +154,7 @@ impl Judge {
             self.check_stored(superblock)?;
         }
         if !live.is_empty() {
-            if found.as_ref().is_some_and(|found| !found.latest.is_empty()) {
+            if found.as_ref().is_some_and(Found::owes) {
                 return Err("storage may have the log, and the region owes blocks".to_owned());
             }
             if other.is_empty() {
@@ -150,52 +170,144 @@ impl Judge {
         }
         let sequence = match (&found, self.committed) {
             (Some(found), committed) => {
-                if committed.is_some_and(|committed| jbd2::sequence::is_after(committed, found.sequence)) {
+                let last = found.sequence.wrapping_add(u32::from(found.prepared.is_some()));
+                if committed.is_some_and(|committed| jbd2::sequence::is_after(committed, last)) {
                     return Err(format!(
-                        "the guest was told that transaction {} is committed, and the region ends with {}",
-                        committed.unwrap_or(0),
-                        found.sequence
+                        "the guest was told that transaction {} is committed, and the region ends with {last}",
+                        committed.unwrap_or(0)
                     ));
                 }
-                found.sequence
+                last
             }
             (None, committed) => committed.unwrap_or(0),
         };
         let readings = self.readings(sequence)?;
+        let condition = match &found {
+            Some(found) => self.condition(found)?,
+            None => None,
+        };
+        let Some(condition) = condition else {
+            return self.check_blocks(region, found.as_ref(), &readings, Last::Counts(&BTreeSet::new()));
+        };
+        self.prepared += 1;
+        let appends: BTreeSet<u64> = condition.blocks().collect();
+        let is_committed = condition.holds(&mut |block, content| {
+            let replayed = readings.iter().find_map(|reading| reading.replayed.get(&block));
+            content.copy_from_slice(&replayed.ok_or_else(|| io::Error::other("it is not in the log"))?.bytes);
+            Ok(())
+        });
+        if !is_committed.map_err(|error| error.to_string())? {
+            return Err("the last transaction counts on what is not in it".to_owned());
+        }
+        let with = Found::with_prepared(region).map_err(|error| error.to_string())?;
+        with.iter().try_for_each(|with| with.verify(region)).map_err(|error| error.to_string())?;
+        self.check_blocks(region, with.as_ref(), &readings, Last::Counts(&appends))?;
+        let may_be_lost = appends
+            .iter()
+            .any(|block| self.ours.possible(self.on_disk(*block)).is_none_or(|possible| possible.len() > 1));
+        if !may_be_lost {
+            return Ok(());
+        }
+        let readings = self.readings(sequence.wrapping_sub(1))?;
+        self.check_blocks(region, found.as_ref(), &readings, Last::IsLost(sequence))
+    }
+
+    /// What the last transaction in a region counts on, where it does so.
+    fn condition(&self, found: &Found) -> Result<Option<NvmCondition>, String> {
+        let Some(prepared) = &found.prepared else { return Ok(None) };
+        if !self.is_pipelined {
+            return Err("a transaction counts on its appends, and nobody asked for that".to_owned());
+        }
+        NvmCondition::decode(&prepared.condition).map(Some).ok_or_else(|| "a condition is none".to_owned())
+    }
+
+    /// Whether a region's last transaction, of which the guest may have been told, is not there on this image.
+    ///
+    /// # Errors
+    /// When the image cannot be read.
+    pub fn is_last_lost(&self, region: &[u8], image: &Path) -> crate::error::Result<bool> {
+        let found = Found::read(region).ok().flatten().filter(|found| found.owner.is_some());
+        let condition = found.and_then(|found| self.condition(&found).ok().flatten());
+        let Some(condition) = condition else { return Ok(false) };
+        let file = File::open(image).during("opening an image")?;
+        let holds = condition.holds(&mut |block, content| file.read_exact_at(content, self.log.home_offset(block)));
+        Ok(!holds.during("reading an image")?)
+    }
+
+    fn check_blocks(
+        &self,
+        region: &[u8],
+        found: Option<&Found>,
+        readings: &[Reading],
+        last: Last<'_>,
+    ) -> Result<(), String> {
         let mut blocks: BTreeSet<u64> =
             self.guest.blocks().chain(self.ours.blocks()).filter_map(|block| self.home(block)).collect();
-        for reading in &readings {
+        for reading in readings {
             blocks.extend(reading.replayed.keys());
         }
-        if let Some(found) = &found {
+        if let Some(found) = found {
             blocks.extend(found.latest.keys());
         }
+        let without = match last {
+            Last::IsLost(sequence) if self.committed == Some(sequence) => {
+                Some(Reading { replayed: Arc::clone(&self.before_last) })
+            }
+            _ => None,
+        };
+        let is_right = |block: u64, id: [u64; 2]| match &without {
+            None => self.is_allowed(block, id, readings),
+            Some(without) => self.is_allowed_without(block, id, without, readings),
+        };
         for block in blocks {
             if !self.is_home(block) || self.discarded.contains(&block) || self.is_past_the_journal(block) {
                 continue;
             }
-            let held =
-                found.as_ref().and_then(|found| found.latest.get(&block).map(|header| found.content(region, header)));
+            if matches!(last, Last::Counts(appends) if appends.contains(&block)) {
+                continue;
+            }
+            let held = found.and_then(|found| found.latest.get(&block).map(|header| found.content(region, header)));
             let wrong = match held {
-                Some(content) => (!self.is_allowed(block, id_of(content), &readings)).then_some("in the region"),
+                Some(content) => (!is_right(block, id_of(content))).then_some("in the region"),
                 None => {
                     let possible: Vec<[u64; 2]> = match self.ours.possible(self.on_disk(block)) {
                         Some(all) => all.map(|content| content.id).collect(),
                         None => vec![self.base_content(block).id],
                     };
-                    let wrong = possible.iter().any(|id| !self.is_allowed(block, *id, &readings));
+                    let wrong = possible.iter().any(|id| !is_right(block, *id));
                     wrong.then_some("on the disk")
                 }
             };
+            let is_free = || match &without {
+                None => self.is_free(block, readings),
+                Some(without) => self.is_free_in(block, without, &self.guest_then),
+            };
             if let Some(place) = wrong
-                && !self.is_free(block, &readings)
+                && !is_free()
             {
                 return Err(format!(
-                    "block {block} {place} is not what a complete journal would leave there (transaction {sequence})"
+                    "block {block} {place} is not what a complete journal would leave there (transaction {}, {})",
+                    found.map_or(0, |found| found.sequence),
+                    if without.is_some() { "the next one being lost" } else { "the last one" }
                 ));
             }
         }
         Ok(())
+    }
+
+    /// Whether a block may hold this, the last transaction being lost: what the log has of it without that, wherever its tail is by now, or what the
+    /// guest wrote there before it was told of that transaction.
+    fn is_allowed_without(&self, block: u64, id: [u64; 2], without: &Reading, readings: &[Reading]) -> bool {
+        let known = without.replayed.get(&block);
+        if known.is_some_and(|content| content.id == id) {
+            return true;
+        }
+        let is_passed = readings.iter().any(|reading| !reading.replayed.contains_key(&block));
+        (known.is_none() || is_passed)
+            && match self.guest_then.possible(self.on_disk(block)) {
+                Some(mut all) => all.any(|content| content.id == id),
+                None => self.base_content(block).id == id,
+            }
     }
 
     /// What the journal's superblock on storage may be.
@@ -363,10 +475,13 @@ impl Judge {
 
     /// Whether nobody may depend on a block, in one of the readings.
     fn is_free(&self, block: u64, readings: &[Reading]) -> bool {
-        readings.iter().any(|reading| {
-            let view = Committed { judge: self, reading };
-            Allocation::default().is_free(&view, block).unwrap_or(false)
-        })
+        readings.iter().any(|reading| self.is_free_in(block, reading, &self.guest))
+    }
+
+    /// The same in one of them, the guest having written this.
+    fn is_free_in(&self, block: u64, reading: &Reading, guest: &History) -> bool {
+        let view = Committed { judge: self, reading, guest };
+        Allocation::default().is_free(&view, block).unwrap_or(false)
     }
 
     /// The disk's home blocks that have a choice, each with one of what it may hold.
@@ -391,6 +506,7 @@ impl Judge {
 struct Committed<'a> {
     judge: &'a Judge,
     reading: &'a Reading,
+    guest: &'a History,
 }
 
 impl ReadAt for Committed<'_> {
@@ -403,7 +519,8 @@ impl ReadAt for Committed<'_> {
             let content = match self.reading.replayed.get(&block) {
                 Some(content) => content.clone(),
                 None => {
-                    match self.judge.guest.possible(self.judge.on_disk(block)).and_then(|mut all| all.next_back()) {
+                    let possible = self.guest.possible(self.judge.on_disk(block));
+                    match possible.and_then(|mut all| all.next_back()) {
                         Some(content) => content.clone(),
                         None => self.judge.base_content(block),
                     }
@@ -558,6 +675,12 @@ impl Judge {
     fn is_committed(&mut self, sequence: u32) {
         if self.committed.is_none_or(|known| jbd2::sequence::is_after(sequence, known)) {
             self.committed = Some(sequence);
+            if self.is_pipelined
+                && let Some(write) = self.superblocks.first().cloned()
+            {
+                self.guest_then = self.guest.clone();
+                self.before_last = self.replayed(&write.block, sequence.wrapping_sub(1)).unwrap_or_default();
+            }
         }
     }
 

@@ -15,15 +15,18 @@
 //! stays what recovery finds.
 
 mod collect;
+mod prepare;
 mod release;
 mod store;
 mod take_up;
 
+pub use prepare::{count_prepared, withdraw_prepared};
+
 use crate::error::Error;
 use crate::found::Found;
 use crate::layout::{
-    GONE, Geometry, HEADER_BYTES, Header, HeaderKind, HeaderState, MAGIC, MAGIC_UNFINISHED, PAGE_BYTES, Pointer,
-    RESERVED_HEADERS, doubled, field,
+    GONE, Geometry, HEADER_BYTES, Header, HeaderKind, HeaderState, MAGIC, MAGIC_UNFINISHED, NONE_PREPARED, PAGE_BYTES,
+    Pointer, RESERVED_HEADERS, doubled, field,
 };
 use crate::medium::Medium;
 use crate::owner::{self, Owner};
@@ -101,6 +104,8 @@ pub struct Journal<M: Medium> {
     pending: BTreeMap<u64, u32>,
     /// Its revokes.
     revoked: BTreeMap<u64, u32>,
+    /// It is prepared: what the superblock is to say when it is published.
+    prepared: Option<Pointer>,
     /// Headers of the checkpoint area that hold nothing.
     invalid: u32,
     /// Revokes whose versions are taken away, but not durably: they stay until the next fence.
@@ -140,6 +145,7 @@ impl<M: Medium> Journal<M> {
             commit_end: 0,
             pending: BTreeMap::new(),
             revoked: BTreeMap::new(),
+            prepared: None,
             invalid: 0,
             retiring: Vec::new(),
             has_failed: false,
@@ -270,7 +276,7 @@ impl<M: Medium> Journal<M> {
 
     /// Whether a transaction is begun and not published.
     pub fn has_pending(&self) -> bool {
-        !self.pending.is_empty() || !self.revoked.is_empty()
+        !self.pending.is_empty() || !self.revoked.is_empty() || self.is_prepared()
     }
 
     fn block_bytes(&self, block: u32) -> &[u8] {
@@ -295,6 +301,22 @@ impl<M: Medium> Journal<M> {
         Ok(())
     }
 
+    /// Nothing comes to a transaction that is prepared.
+    fn check_open(&self) -> Result<(), Error> {
+        if self.is_prepared() {
+            return Err(Error::Failed {
+                what: "adding to a prepared transaction in the NVM region".to_owned(),
+                source: std::io::Error::from(std::io::ErrorKind::ResourceBusy),
+            });
+        }
+        Ok(())
+    }
+
+    /// What the superblock says when the transaction that is begun is published.
+    fn next_pointer(&self) -> Pointer {
+        Pointer { end: self.commit_end, transaction: self.checkpoint.transaction.wrapping_add(1) }
+    }
+
     fn fence(&mut self) -> Result<(), Error> {
         self.counters.fences += 1;
         if let Err(source) = self.medium.fence() {
@@ -317,6 +339,7 @@ impl<M: Medium> Journal<M> {
     /// When `content` is not a block.
     pub fn put(&mut self, home: u64, content: &[u8]) -> Result<(), Error> {
         self.check_works()?;
+        self.check_open()?;
         assert_eq!(content.len(), self.geometry.block_bytes as usize, "a block's content is a block");
         self.counters.bytes_put += content.len() as u64;
         if let Some(index) = self.pending.get(&home) {
@@ -356,6 +379,7 @@ impl<M: Medium> Journal<M> {
     /// As [`Journal::put`].
     pub fn revoke(&mut self, home: u64) -> Result<(), Error> {
         self.check_works()?;
+        self.check_open()?;
         if self.revoked.contains_key(&home) {
             return Ok(());
         }
@@ -388,12 +412,15 @@ impl<M: Medium> Journal<M> {
     /// When the medium fails: it is not known then whether the transaction is durable.
     pub fn publish(&mut self) -> Result<(), Error> {
         self.check_works()?;
-        let next = Pointer { end: self.commit_end, transaction: self.checkpoint.transaction.wrapping_add(1) };
-        self.store(field::COMMIT, next.encode());
-        self.medium.write_back(field::COMMIT, 8);
-        if self.has_pending() {
-            // Contents, headers, checksums, and the headers that were taken away.
-            self.fence()?;
+        let next = self.next_pointer();
+        // All of one that is prepared is durable.
+        if self.prepared.take().is_none() {
+            self.store(field::COMMIT, next.encode());
+            self.medium.write_back(field::COMMIT, 8);
+            if self.has_pending() {
+                // Contents, headers, checksums, and the headers that were taken away.
+                self.fence()?;
+            }
         }
         self.store(field::CHECKPOINT, next.encode());
         self.medium.write_back(field::CHECKPOINT, 8);
@@ -422,8 +449,9 @@ impl<M: Medium> Journal<M> {
         Ok(())
     }
 
-    /// Forgets the transaction that was begun.
+    /// Forgets the transaction that was begun, and is not prepared.
     pub fn abandon(&mut self) {
+        debug_assert!(!self.is_prepared(), "a prepared transaction is withdrawn");
         self.pending.clear();
         self.revoked.clear();
         self.commit_end = self.checkpoint.end;
@@ -554,6 +582,7 @@ fn reset<M: Medium>(medium: &mut M, geometry: &Geometry, sequence: u32) -> Resul
     medium.store_word(field::CHECKPOINT, Pointer::default().encode());
     medium.store_word(field::COMMIT, Pointer::default().encode());
     medium.store_word(field::SEQUENCE_BASE, doubled(sequence));
-    medium.write_back(field::CHECKPOINT, 24);
+    medium.store_word(field::PREPARED, NONE_PREPARED);
+    medium.write_back(field::CHECKPOINT, field::PREPARED + 8 - field::CHECKPOINT);
     medium.fence().map_err(Error::failed("emptying the NVM region"))
 }

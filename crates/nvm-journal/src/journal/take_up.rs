@@ -48,6 +48,10 @@ impl<M: Medium> Journal<M> {
         if found.owner.is_none() {
             return Ok(None);
         }
+        if found.prepared.is_some() {
+            // Whoever goes on knows whether it counts, and says so first.
+            return Err(Error::refused("the NVM region has a prepared transaction, which nobody has decided about"));
+        }
         let geometry = found.geometry;
         let sorted = Sorted::of(&medium, &found, options)?;
         // A medium that nobody has stored to in this process would take a fence for done.
@@ -65,6 +69,7 @@ impl<M: Medium> Journal<M> {
             commit_end: found.checkpoint.end,
             pending: BTreeMap::new(),
             revoked: BTreeMap::new(),
+            prepared: None,
             invalid: 0,
             retiring: sorted.retiring,
             has_failed: false,

@@ -172,6 +172,11 @@ impl Captured {
         self.stream.accept(&|block| is_home(&self.log, &self.all_but_own, block))
     }
 
+    /// Whether all of the next transaction is there.
+    pub fn is_next_complete(&mut self) -> bool {
+        self.stream.is_next_complete()
+    }
+
     /// What has come of the next transaction, and was not seen ahead before.
     pub fn ahead(&mut self) -> Vec<(u64, Arc<[u8]>)> {
         let mut seen = Vec::new();

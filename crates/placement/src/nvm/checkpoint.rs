@@ -409,7 +409,9 @@ impl Work {
             if !captured.is_at_home(written) {
                 continue;
             }
+            // (Of a block that a transaction has which counts soon, that would be noted behind it.)
             if !captured.is_past(held.sequence)
+                && !self.is_acknowledged(*block)
                 && let Some(content) = captured.journal.latest(*block)
             {
                 let known = AtHome { sequence: held.sequence, digest: Some(self.nvm.digest(content)) };
@@ -486,7 +488,12 @@ impl Work {
             self.emptying = None;
             return;
         }
-        if self.checkpoints.now.is_some() {
+        if self.has_lost() {
+            log.end_emptying(Some(false));
+            self.emptying = None;
+            return;
+        }
+        if self.checkpoints.now.is_some() || self.has_acknowledged() {
             return;
         }
         let last = *self.emptying.get_or_insert(captured.journal.sequence());

@@ -1,7 +1,11 @@
 //! Committing a transaction (the paper's section III-C): appends straight home, everything else to the region, then the
 //! pointer. A few appends are not worth a flush of the disk and go to the region too.
+//!
+//! With [`super::NvmOptions::pipelined`] the guest is told as soon as the appends are written ([`Work::acknowledge`]); until their flush has ended the
+//! transaction stays the one that is being committed, of which nothing counts ([`super::acknowledged`]).
 
 use super::captured::{AtHome, Captured, Held, HomeState};
+use super::condition::Condition;
 use super::errand::Errand;
 use super::inflight::Writer;
 use super::log_stream::Transaction;
@@ -28,6 +32,8 @@ enum Stage {
     Appends(usize),
     /// The flush that makes them durable.
     Flush,
+    /// Nothing any more: the guest was told that it is committed, and its appends may not be on storage.
+    Lost,
 }
 
 /// A transaction that is being committed.
@@ -47,10 +53,41 @@ pub(super) struct Commit {
     went_home: Option<Instant>,
     /// A flush has failed since something of it went home: that may not be on storage, and no later flush says so.
     is_in_doubt: bool,
+    /// The guest was told that it is committed: the region has it, on the condition that its appends are at home.
+    is_acknowledged: bool,
     has_failed: bool,
 }
 
 impl Commit {
+    pub fn sequence(&self) -> u32 {
+        self.sequence
+    }
+
+    /// Whether the guest was told that it is committed, though its appends are not durable.
+    pub fn is_acknowledged(&self) -> bool {
+        self.is_acknowledged
+    }
+
+    /// Whether that will never be so.
+    pub fn is_lost(&self) -> bool {
+        self.stage == Stage::Lost
+    }
+
+    /// Whether it says anything of a block.
+    pub fn has(&self, block: u64) -> bool {
+        self.puts.contains_key(&block) || self.appends.contains_key(&block) || self.revokes.contains(&block)
+    }
+
+    /// What it puts into the region.
+    pub fn put(&self, block: u64) -> Option<&[u8]> {
+        self.puts.get(&block).map(|content| &content[..])
+    }
+
+    /// What has to be at home for it to count.
+    pub fn appends(&self) -> impl Iterator<Item = (u64, &[u8])> {
+        self.appends.iter().map(|(block, content)| (*block, &content[..]))
+    }
+
     /// Whether the region has no room for it yet.
     pub fn waits_for_room(&self) -> bool {
         self.stage == Stage::Room
@@ -62,8 +99,12 @@ impl Commit {
             Stage::Room => &counters.commit_room_us,
             Stage::Appends(_) => &counters.commit_appends_us,
             Stage::Flush => &counters.commit_flush_us,
+            Stage::Lost => return,
         };
-        NvmCounters::add_since(waited, self.since);
+        // Nobody waits for what goes on behind the answer.
+        if !self.is_acknowledged {
+            NvmCounters::add_since(waited, self.since);
+        }
         (self.stage, self.since) = (stage, Instant::now());
     }
 
@@ -100,7 +141,7 @@ impl Work {
         }
         // Nobody is told that a log block is written while a commit block among those written may have to wait.
         let mut waiting = std::mem::take(&mut self.pass_requests);
-        if self.commit.is_some() || !self.may_commit() {
+        if self.has_commit_waiting(captured) || !self.may_commit() {
             for request in &waiting {
                 steps.hold(*request);
             }
@@ -166,7 +207,17 @@ impl Work {
             since,
             went_home: None,
             is_in_doubt: false,
+            is_acknowledged: false,
             has_failed: false,
+        }
+    }
+
+    /// Whether a transaction is complete that the guest was not told of: the one that is being committed, or the one behind it.
+    fn has_commit_waiting(&self, captured: &mut Captured) -> bool {
+        match &self.commit {
+            None => false,
+            Some(commit) if commit.is_lost() => false,
+            Some(commit) => !commit.is_acknowledged || captured.is_next_complete(),
         }
     }
 
@@ -318,13 +369,47 @@ impl Work {
         commit.enter(Stage::Flush, &self.nvm.counters);
         // What went home may lie where something was freed that an older copy of the region still refers to.
         match self.begin_mark(captured) {
-            Ok(mark) => self.flush_for(Errand::CommitFlush(mark), steps),
+            Ok(mark) => {
+                self.acknowledge(captured);
+                if self.commit.as_ref().is_some_and(|commit| commit.has_failed) {
+                    return self.end_commit(captured);
+                }
+                self.flush_for(Errand::CommitFlush(mark), steps);
+            }
             Err(error) => {
                 log::error!("disk {}: writing the mark of the NVM region anew failed: {error}", self.name());
                 if let Some(commit) = &mut self.commit {
                     commit.has_failed = true;
                 }
                 self.end_commit(captured);
+            }
+        }
+    }
+
+    /// The appends are written, and the guest need not wait for their flush: the region has the transaction, and counts it for whoever recovers
+    /// where they are at home.
+    fn acknowledge(&mut self, captured: &mut Captured) {
+        let Some(commit) = self.commit.as_mut().filter(|_| self.nvm.options.pipelined) else { return };
+        // What the guest writes there now is noted when it ends, behind what is noted of the transaction: as if it were newer.
+        let is_met = commit.puts.keys().any(|block| self.in_flight.touches(*block));
+        if is_met || commit.is_acknowledged || commit.is_in_doubt || captured.has_failed {
+            return;
+        }
+        let condition = Condition::of(&self.nvm.digests, captured.block_bytes(), commit.appends.iter()).encode();
+        if !captured.journal.can_prepare(condition.len()) {
+            return;
+        }
+        captured.notes.note(&noted(captured, commit));
+        match captured.journal.prepare(&condition) {
+            Ok(()) => {
+                NvmCounters::add(&self.nvm.counters.commits_before_flush, 1);
+                NvmCounters::add_since(&self.nvm.counters.commit_flush_us, commit.since);
+                commit.is_acknowledged = true;
+            }
+            Err(error) => {
+                log::error!("disk {}: {error}", self.home.options.name);
+                captured.has_failed = true;
+                commit.has_failed = true;
             }
         }
     }
@@ -362,6 +447,14 @@ impl Work {
         self.commit = Some(commit);
     }
 
+    /// What was acknowledged is durable, whatever was known of that before.
+    pub(super) fn end_acknowledged(&mut self, captured: &mut Captured) {
+        if let Some(commit) = &mut self.commit {
+            (commit.stage, commit.has_failed) = (Stage::Flush, false);
+        }
+        self.end_commit(captured);
+    }
+
     /// Moves the pointer over the transaction, or gives it up.
     fn end_commit(&mut self, captured: &mut Captured) {
         let Some(mut commit) = self.commit.take() else { return };
@@ -371,16 +464,22 @@ impl Work {
             self.cost.went_home(began.elapsed());
         }
         self.early.forget();
-        if !commit.has_failed {
+        if !commit.has_failed && !commit.is_acknowledged {
             captured.notes.note(&noted(captured, &commit));
         }
-        if !commit.has_failed
-            && let Err(error) = captured.journal.publish()
-        {
+        let mut is_published = !commit.has_failed;
+        if is_published && let Err(error) = captured.journal.publish() {
             log::error!("disk {}: {error}", self.name());
             captured.has_failed = true;
+            is_published = false;
         }
-        if commit.has_failed || captured.has_failed {
+        if commit.is_acknowledged && !is_published {
+            captured.has_failed = true;
+            commit.stage = Stage::Lost;
+            self.commit = Some(commit);
+            return self.say_lost();
+        }
+        if !commit.is_acknowledged && (!is_published || captured.has_failed) {
             log::error!(
                 "disk {}: transaction {} is not committed; the guest's journal is given up",
                 self.name(),
@@ -463,6 +562,7 @@ mod tests {
             since: Instant::now(),
             went_home: None,
             is_in_doubt: false,
+            is_acknowledged: false,
             has_failed: false,
         };
         assert!(commit.send_logged_home());

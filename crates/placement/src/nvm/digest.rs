@@ -5,6 +5,9 @@
 //! bits, twice under keys shifted by a pair (the paper's Toeplitz construction): two blocks of one length that differ, chosen without
 //! knowledge of the keys, are the same to it with probability 2^-128. What is left, 32 bytes for each 4 KiB, goes through the keyed
 //! hashes of the standard library. Nobody outside ever sees a digest.
+//!
+//! What another process has to work out again ([`Tree`]) has no standard library's hash in it, whose next version may be another: what is left of the
+//! blocks is compressed once more, until that is 32 bytes. Its keys follow from two words that are written down with it.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 
@@ -19,14 +22,45 @@ const WORDS: usize = CHUNK_BYTES / 8 + 2;
 pub(super) struct Digests {
     outer: [RandomState; 2],
     words: Vec<u64>,
+    /// What the words follow from.
+    key: [u64; 2],
+}
+
+/// Words that follow from a key: two sequences of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014), one from each half of it.
+fn words_of(key: [u64; 2]) -> Vec<u64> {
+    let mixed = |mut word: u64| {
+        word = (word ^ word >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        word = (word ^ word >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        word ^ word >> 31
+    };
+    let step = 0x9e37_79b9_7f4a_7c15u64;
+    let word = |index: u64| {
+        let by = step.wrapping_mul(index + 1);
+        mixed(key[0].wrapping_add(by)) ^ mixed(mixed(key[1]).wrapping_add(by)).rotate_left(32)
+    };
+    (0..WORDS as u64).map(word).collect()
 }
 
 impl Digests {
     /// New keys.
     pub fn new() -> Self {
         let random = RandomState::new();
-        let words = (0..WORDS).map(|index| random.hash_one(index)).collect();
-        Digests { outer: [RandomState::new(), RandomState::new()], words }
+        Self::keyed([0, 1].map(|half: u64| random.hash_one(half)))
+    }
+
+    /// The same keys for [`Digests::tree`] as those with this key.
+    pub fn keyed(key: [u64; 2]) -> Self {
+        Digests { outer: [RandomState::new(), RandomState::new()], words: words_of(key), key }
+    }
+
+    /// What the keys of a tree follow from.
+    pub fn key(&self) -> [u64; 2] {
+        self.key
+    }
+
+    /// Begins a digest of many blocks.
+    pub fn tree(&self) -> Tree<'_> {
+        Tree { digests: self, left: Vec::new(), bytes: 0 }
     }
 
     /// The digest of a block's content.
@@ -55,6 +89,38 @@ impl Digests {
             sums[1] = sums[1].wrapping_add(product(&keys[2..]));
         }
         sums
+    }
+}
+
+/// A digest of blocks, one behind the other, that another process can work out as well.
+pub(super) struct Tree<'a> {
+    digests: &'a Digests,
+    /// What is left of each chunk.
+    left: Vec<u8>,
+    /// How many bytes there were.
+    bytes: u64,
+}
+
+impl Tree<'_> {
+    /// Adds a block: whole pairs.
+    pub fn add(&mut self, content: &[u8]) {
+        self.bytes += content.len() as u64;
+        for chunk in content.chunks(CHUNK_BYTES) {
+            let sums = self.digests.compressed(chunk);
+            sums.iter().for_each(|sum| self.left.extend_from_slice(&sum.to_le_bytes()));
+        }
+    }
+
+    /// The digest.
+    pub fn end(mut self) -> [u8; 32] {
+        self.left.extend_from_slice(&u128::from(self.bytes).to_le_bytes());
+        loop {
+            let left = std::mem::take(&mut self.left);
+            self.add(&left);
+            if let [digest] = self.left.as_chunks::<32>().0 {
+                return *digest;
+            }
+        }
     }
 }
 

@@ -71,6 +71,9 @@ impl Work {
         if let Some(checkpoint) = &mut self.checkpoints.now {
             checkpoint.end_soon();
         }
+        if let Err(error) = self.withdraw_lost(captured) {
+            log::error!("disk {}: {error}", self.name());
+        }
         if self.departure.phase.is_some()
             || self.commit.is_some()
             || self.checkpoints.now.is_some()
@@ -107,6 +110,7 @@ impl Work {
     /// The guest is gone: its log goes to its own place, for its next kernel.
     pub(super) fn leave_to_guest(&mut self, state: &mut State) -> io::Result<()> {
         let State::Held(captured) = state else { return Ok(()) };
+        self.make_acknowledged_durable(captured)?;
         // What was not committed was not told to anybody.
         captured.journal.abandon();
         self.leave_as_it_is(captured)?;

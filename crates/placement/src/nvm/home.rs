@@ -50,6 +50,9 @@ impl Work {
             return Ok(self.wait());
         }
         if change.kind == RequestKind::Discard {
+            if self.has_acknowledged() {
+                return Ok(self.behind_acknowledged().map_err(io::Error::other)?.unwrap_or_else(|| self.wait()));
+            }
             return self.discard(captured, change, steps);
         }
         let mut decisions = Vec::with_capacity((change.blocks.end - change.blocks.start) as usize);
@@ -76,6 +79,26 @@ impl Work {
 
     /// What becomes of one block. Nothing when it has to wait.
     fn decide(
+        &mut self,
+        captured: &mut Captured,
+        covered: &Covered<'_>,
+        steps: &mut Steps,
+    ) -> Result<Option<Decision>, nvm_journal::Error> {
+        let block = covered.block;
+        if self.is_acknowledged(block) {
+            return self.behind_acknowledged();
+        }
+        match self.decide_alone(captured, covered, steps)? {
+            Some(Decision::Through(false) | Decision::Whole(_)) if !self.may_overwrite(captured, block) => {
+                self.behind_acknowledged()
+            }
+            None => self.behind_acknowledged(),
+            decision => Ok(decision),
+        }
+    }
+
+    /// The same, as if no transaction were acknowledged that is not durable.
+    fn decide_alone(
         &mut self,
         captured: &mut Captured,
         covered: &Covered<'_>,
@@ -382,11 +405,9 @@ impl Work {
     ) -> HomeRead {
         let block_bytes = captured.block_bytes();
         let blocks = range.start / block_bytes..range.end.div_ceil(block_bytes);
-        let is_on_storage = |block: u64| captured.visible(block).is_none();
-        if blocks
-            .clone()
-            .any(|block| is_on_storage(block) && self.in_flight.overlaps(&(block..block + 1), Some(Writer::Host)))
-        {
+        if blocks.clone().any(|block| {
+            self.visible(captured, block).is_none() && self.in_flight.overlaps(&(block..block + 1), Some(Writer::Host))
+        }) {
             self.is_waited_for = true;
             return HomeRead::Wait;
         }
@@ -394,7 +415,7 @@ impl Work {
         for block in blocks {
             let start = block * block_bytes;
             let part = start.max(range.start)..(start + block_bytes).min(range.end);
-            match captured.visible(block) {
+            match self.visible(captured, block) {
                 Some(content) => {
                     NvmCounters::add(&self.nvm.counters.reads_answered, 1);
                     let inside = (part.start - start) as usize..(part.end - start) as usize;

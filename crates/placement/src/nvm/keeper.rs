@@ -88,6 +88,7 @@ impl Work {
             buffer.copy_from_slice(&captured.shown_block(&self.home.file, position)?);
             return Ok(LogRead::Copied);
         }
+        self.withdraw_lost(captured)?;
         if self.commit.is_some() {
             self.is_waited_for = true;
             return Ok(LogRead::Wait);

@@ -244,6 +244,18 @@ impl LogStream {
         self.live.iter().copied().zip(ends)
     }
 
+    /// Whether all of the next transaction is there.
+    pub fn is_next_complete(&mut self) -> bool {
+        if !self.may_accept {
+            return false;
+        }
+        match self.parse() {
+            Some(parsed) => self.parsed = Some(parsed),
+            None => self.may_accept = false,
+        }
+        self.may_accept
+    }
+
     /// The next transaction, if all of it is there.
     pub fn accept(&mut self, is_home: &dyn Fn(u64) -> bool) -> Option<Transaction> {
         if !self.may_accept {
@@ -336,6 +348,9 @@ impl LogStream {
     fn follow(&self, parsed: &mut Parsed) -> Option<()> {
         let format = &self.format;
         let before = u64::from(format.distance(self.tail.position, self.cursor.position));
+        if parsed.is_over {
+            return Some(());
+        }
         loop {
             let position = parsed.next;
             // A log that runs into its own beginning is not a log.
@@ -378,6 +393,7 @@ impl LogStream {
                         return None;
                     }
                     parsed.committed_at = (commit.seconds(), commit.nanoseconds());
+                    parsed.is_over = true;
                     parsed.pass(format);
                     return Some(());
                 }
@@ -424,6 +440,8 @@ struct Parsed {
     tags: Vec<(u32, Tag)>,
     revokes: HashSet<u64>,
     committed_at: (u64, u32),
+    /// To its commit block.
+    is_over: bool,
 }
 
 impl Parsed {
@@ -437,6 +455,7 @@ impl Parsed {
             tags: Vec::new(),
             revokes: HashSet::new(),
             committed_at: (0, 0),
+            is_over: false,
         }
     }
 

@@ -7,7 +7,8 @@
 //! home late, in large runs ([`checkpoint`]).
 //!
 //! What must always hold:
-//! * A commit block is acknowledged when the transaction is durable: its versions in the region, its appends at home.
+//! * A commit block is acknowledged when the transaction is durable: its versions in the region, its appends at home. (With
+//!   [`NvmOptions::pipelined`] the last one's appends may not be flushed yet: [`acknowledged`].)
 //! * While a version is in the region, the journal superblock on storage carries the error mark, and the region says whose
 //!   it is, so that neither is used without the other unnoticed.
 //! * A log leaves the region for storage only when storage has all that the region would have given ([`leaving`]).
@@ -21,10 +22,12 @@
 //!
 //! The keeper of such a log is in [`keeper`]: one a log, with a region of its own.
 
+mod acknowledged;
 pub(crate) mod books;
 mod captured;
 mod checkpoint;
 mod commit;
+mod condition;
 mod cost;
 mod coverage;
 mod digest;
@@ -46,6 +49,7 @@ mod take_up;
 mod view;
 mod work;
 
+pub use condition::Condition;
 pub(crate) use keeper::InRegion;
 #[cfg(test)]
 pub(crate) use mark::checksum as mark_checksum;
@@ -108,6 +112,9 @@ pub struct NvmOptions {
     pub append_home_bytes_min: u64,
     /// What becomes of those.
     pub many_appends: ManyAppends,
+    /// A transaction is acknowledged when its appends are written and not flushed yet, all earlier ones being durable ([`acknowledged`]): a loss
+    /// of power may cost the last one.
+    pub pipelined: bool,
     /// Appends that are sent home before their transaction is complete are gathered to so many bytes.
     pub early_batch_bytes: u64,
     /// Everything goes home after this time at the latest.
@@ -142,6 +149,7 @@ impl NvmOptions {
             log_everything: false,
             append_home_bytes_min: 1 << 20,
             many_appends: ManyAppends::Home,
+            pipelined: false,
             early_batch_bytes: 256 << 10,
             checkpoint_interval: Duration::from_secs(300),
             mark_age: Duration::from_secs(1),

@@ -3,9 +3,11 @@
 //! Everything is judged before anything is written. Blocks go home first, in large runs; then the file system's superblock
 //! and the journal's are finished by the code that finishes every other recovery, which is shown a log with one transaction
 //! that holds the superblock, if the region has a version of it; and last the region is given back. Cut off anywhere and
-//! run again, the outcome is the same.
+//! run again, the outcome is the same. (A last transaction that counts on its appends being at home does so, or not, from the first recovery that looks
+//! on: the region says so before anything is written.)
 
 use super::books::{RegionBooks, RegionVerdict, RegionWhy};
+use super::condition::Condition;
 use super::mark;
 use super::{Region, region_error};
 use crate::finish::ImagePart;
@@ -25,6 +27,9 @@ use write_log::LoggedFile;
 
 /// Bytes that are written home in one piece at most.
 const RUN_BYTES: usize = 1 << 20;
+/// What is said of a transaction whose condition is not true.
+const LAST_IS_LOST: &str = "the last transaction was acknowledged before the flush of its appends (nvm-pipelined), and they are not all at home: \
+                            it is lost, and all before it is recovered";
 
 /// What a recovery from a region did.
 #[derive(Clone, Debug)]
@@ -106,6 +111,7 @@ pub(crate) fn recover_medium(
     let mut carry_out = || {
         match judged.stored {
             Stored::Marked => {
+                judged.decide(medium, path, home)?;
                 judged.write_home(medium.bytes(), home)?;
                 let finished = judged.finish(medium.bytes(), home)?;
                 report.status = report.status.max(finished.status);
@@ -153,12 +159,14 @@ struct Judged {
     superblock: Vec<u8>,
     format: Format,
     stored: Stored,
+    /// What the last transaction counts on, and whether that is so; nothing where it just counts.
+    condition: Option<(Condition, bool)>,
 }
 
 impl Judged {
     fn new(region: &[u8], path: &Path, home: &LoggedFile) -> Result<Option<Self>, Error> {
         let shown = path.display();
-        let found = match Found::read(region).map_err(region_error(path))? {
+        let mut found = match Found::read(region).map_err(region_error(path))? {
             Some(found) => found,
             None => return Err(Error::Refused(format!("{shown} is no NVM region of amberlog's"))),
         };
@@ -193,12 +201,43 @@ impl Judged {
         let stored = stored(&superblock, &owner, &found).map_err(refuse)?;
         superblock[..owner.attachment.len()].copy_from_slice(&owner.attachment);
         let bounds = bounds(&place);
+        let mut condition = None;
+        if let Some(prepared) = found.prepared.as_ref().filter(|_| stored == Stored::Marked) {
+            let of = Condition::decode(&prepared.condition)
+                .filter(|of| of.is_of(place.block_bytes) && of.blocks().all(|block| bounds.contains(block)))
+                .ok_or_else(|| refuse("what its last transaction counts on is not known".to_owned()))?;
+            let at = |block: u64| place.home_start + block * u64::from(place.block_bytes);
+            let is_so = of
+                .holds(&mut |block, content| home.read_exact_at(content, at(block)))
+                .map_err(|source| Error::Failed { what: "reading what was written home".to_owned(), source })?;
+            if is_so && let Some(with) = Found::with_prepared(region).map_err(region_error(path))? {
+                with.verify(region).map_err(region_error(path))?;
+                found = with;
+            }
+            condition = Some((of, is_so));
+        }
         if let Some(outside) = found.latest.keys().find(|block| !bounds.contains(**block)) {
             return Err(refuse(format!(
                 "the region holds a version of block {outside}, which is outside the file system or in its journal"
             )));
         }
-        Ok(Some(Judged { found, owner, place, superblock, format, stored }))
+        Ok(Some(Judged { found, owner, place, superblock, format, stored, condition }))
+    }
+
+    /// Has the last transaction count, or not, for whoever comes after this.
+    fn decide(&self, medium: &mut Region, path: &Path, home: &LoggedFile) -> Result<(), Error> {
+        let Some((condition, is_so)) = &self.condition else { return Ok(()) };
+        if !is_so {
+            log::warn!("{}: {LAST_IS_LOST}", path.display());
+            return nvm_journal::withdraw_prepared(medium).map_err(region_error(path));
+        }
+        let is_so = condition
+            .holds_for_good(home, self.place.home_start)
+            .map_err(|source| Error::Failed { what: "making durable what was written home".to_owned(), source })?;
+        if !is_so {
+            return Err(Error::Refused(format!("{}: the disk has changed meanwhile", path.display())));
+        }
+        nvm_journal::count_prepared(medium).map_err(region_error(path))
     }
 
     fn report(&self) -> Report {
@@ -219,6 +258,9 @@ impl Judged {
         };
         let first = Superblock::decode(&self.owner.attachment).map(|superblock| superblock.sequence);
         report.first_sequence = report.last_sequence.and(first.ok());
+        if matches!(self.condition, Some((_, false))) {
+            report = report.with_note(LAST_IS_LOST);
+        }
         if self.found.reserved > 0 {
             report = report.with_note("garbage collection of the NVM region was cut off; nothing of it is lost");
         }
@@ -395,7 +437,7 @@ fn stored(block: &[u8], owner: &Owner, found: &Found) -> Result<Stored, String> 
     let books = RegionBooks {
         journal: owner.journal,
         mark_checksum: owner.mark_checksum,
-        owes: !found.latest.is_empty(),
+        owes: found.owes(),
         sequence: found.sequence,
         is_left: owner.is_left,
     };

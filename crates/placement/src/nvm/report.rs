@@ -28,6 +28,8 @@ pub(super) struct NvmCounters {
     pub commit_room_us: AtomicU64,
     pub commit_appends_us: AtomicU64,
     pub commit_flush_us: AtomicU64,
+    pub commits_before_flush: AtomicU64,
+    pub commits_in_doubt: AtomicU64,
     pub checkpoint_flush_us: AtomicU64,
     /// Of logs that were closed since.
     closed: [AtomicU64; 9],
@@ -96,6 +98,10 @@ pub struct NvmReport {
     pub commit_appends_us: u64,
     /// … and for the flush of those.
     pub commit_flush_us: u64,
+    /// Transactions that were acknowledged before the flush of their appends.
+    pub commits_before_flush: u64,
+    /// Those of them whose flush failed: whether they are durable is not known.
+    pub commits_in_doubt: u64,
     /// Microseconds that flushes for checkpoints took.
     pub checkpoint_flush_us: u64,
     /// Transactions published.
@@ -170,6 +176,8 @@ impl NvmCounters {
             commit_room_us: load(&self.commit_room_us),
             commit_appends_us: load(&self.commit_appends_us),
             commit_flush_us: load(&self.commit_flush_us),
+            commits_before_flush: load(&self.commits_before_flush),
+            commits_in_doubt: load(&self.commits_in_doubt),
             checkpoint_flush_us: load(&self.checkpoint_flush_us),
             transactions: sum(7),
             fences: sum(8),

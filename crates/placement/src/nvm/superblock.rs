@@ -186,6 +186,7 @@ impl Work {
         if let Some(block) = captured.doubtful_passed_by(leaves) {
             return Err(lost(block));
         }
+        self.refuse_tail_behind_lost(captured, leaves)?;
         let before = captured.stream.before(tail);
         let passed = if format == *captured.stream.format() {
             captured.stream.move_tail(tail)
@@ -216,7 +217,10 @@ impl Work {
             captured.notes.note(&Note::Anew(Box::new(first_bytes(block)?), tail));
             self.pass(captured, passed)?;
             is_mended = captured.begins_anew();
-        } else if is_volatile || is_some_passed && self.is_mark_old(captured) {
+        } else if is_volatile
+            || is_some_passed && self.is_mark_old(captured)
+            || self.tail_relies_on_acknowledged(captured, passed)
+        {
             // Not before what the guest wrote past its journal is durable: until then the region's version may be all there is. And not before the next mark is durable; and until they have left, the guest is not told that its tail has moved: recovery
             // would bring them back.
             let mark = self.begin_old_mark(captured)?;
@@ -284,8 +288,10 @@ impl Work {
             true => self
                 .end_mark(captured, mark)
                 .and_then(|()| captured.doubtful_passed_by(passed).map_or(Ok(()), |block| Err(lost(block))))
+                .and_then(|()| self.refuse_tail_behind_lost(captured, passed))
                 .and_then(|()| {
-                    if !self.passes_volatile(captured, passed) {
+                    let is_early = self.tail_relies_on_acknowledged(captured, passed);
+                    if !is_early && !self.passes_volatile(captured, passed) {
                         return self.pass(captured, passed).map_err(io::Error::other).map(|()| true);
                     }
                     // A write has ended beside it.
@@ -423,8 +429,20 @@ impl Work {
 
     /// Takes a log that is being closed one step on.
     pub(super) fn drive_closing(&mut self, state: &mut State, steps: &mut Steps) {
-        let Some(closing) = &self.closing else { return };
         let State::Held(captured) = state else { return };
+        if self.closing.as_ref().is_some_and(|closing| closing.foreign.is_some())
+            && let Err(error) = self.withdraw_lost(captured)
+        {
+            log::error!("disk {}: {error}", self.name());
+        }
+        if self.has_lost()
+            && let Some(closing) = self.closing.take_if(|closing| !closing.is_on_its_way)
+        {
+            log::error!("disk {}: the journal on NVM cannot be closed: its last transaction may be lost", self.name());
+            steps.release(closing.request, Status::IoError);
+            return;
+        }
+        let Some(closing) = &self.closing else { return };
         if closing.is_on_its_way
             || captured.log.has_own_writes()
             || self.departure.phase.is_some()

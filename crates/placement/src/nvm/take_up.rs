@@ -10,7 +10,8 @@
 //! | 3 | this log's; it was left | its mark, or that of distrust | | while it left for its own place: it is there |
 //! | 4 | this log's | owes nothing, or emptied | | while it was opened, closed, handed over or recovered: as storage says |
 //!
-//! In row 2 the mark is made durable, in case the worker died before its flush of it had ended: what is committed counts on it. In rows 3
+//! In row 2 a transaction that the guest was told of before the flush of its appends ([`super::acknowledged`]) is made durable and counts, before the notes are
+//! compared with the region: they say so already. The mark is made durable, in case the worker died before its flush of it had ended: what is committed counts on it. In rows 3
 //! and 4 the region is given back, once what storage says is durable. That, and whatever else is done to storage, comes when
 //! nothing else can fail any more ([`crate::Journals::go_on`]).
 //!
@@ -21,13 +22,14 @@
 
 use super::books::{RegionBooks, RegionVerdict};
 use super::captured::{AtHome, Captured, Held, HomeState};
+use super::condition::Condition;
 use super::coverage::Coverage;
 use super::log_stream::LogStream;
 use super::mark::{self, Mark, Marks};
 use super::notes::{FoundNotes, Noted, Notes, Rest};
 use super::superblock::copies_max;
 use super::work::Work;
-use super::{NvmDisk, State};
+use super::{NvmDisk, Region, State};
 use crate::keeper::{TakenUp, ToSettle};
 use crate::log::Log;
 use crate::opening::write_mark_bytes;
@@ -111,7 +113,7 @@ impl Work {
         let books = RegionBooks {
             journal: owner.journal,
             mark_checksum: owner.mark_checksum,
-            owes: !found.latest.is_empty(),
+            owes: found.owes(),
             sequence: found.sequence,
             is_left: owner.is_left,
         };
@@ -149,9 +151,10 @@ impl Work {
         let (journal, home_start) = (owner.journal, owner.home_start);
         let notes = of_opening(&directory, journal, home_start, number)?;
         let mut state = nvm.lock(slot);
-        let State::Idle(medium) = std::mem::replace(&mut *state, State::Failed) else {
+        let State::Idle(mut medium) = std::mem::replace(&mut *state, State::Failed) else {
             return Err(refused("its region of NVM is in use"));
         };
+        count_acknowledged(&mut medium, log)?;
         let taken = Journal::take_up(medium, nvm.journal_options()).map_err(io::Error::other)?;
         let mut journal = taken.ok_or_else(|| refused("its region of NVM is nobody's"))?;
         let name = notes.name().to_owned();
@@ -234,6 +237,23 @@ impl Work {
         // What the guest wrote home of its live transactions is not known, and what is not known would prove too much.
         self.watch.forget();
     }
+}
+
+/// Has the transaction count that the guest may have been told of before the flush of its appends: the kernel has them, and is to make them durable
+/// now. Storage has the same bytes as before.
+fn count_acknowledged(medium: &mut Region, log: &Log) -> io::Result<()> {
+    let found = Found::read(medium.bytes()).map_err(io::Error::other)?;
+    let Some(prepared) = found.and_then(|found| found.prepared) else { return Ok(()) };
+    let holds = match Condition::decode(&prepared.condition) {
+        Some(condition) if condition.is_of(log.place.block_bytes) => {
+            condition.holds_for_good(&log.home.file, log.place.home_start)?
+        }
+        _ => false,
+    };
+    if !holds {
+        return Err(refused("its last transaction was acknowledged, and what that wrote home is not there"));
+    }
+    nvm_journal::count_prepared(medium).map_err(io::Error::other)
 }
 
 /// The notes of an opening.

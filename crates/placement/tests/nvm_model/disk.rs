@@ -13,6 +13,7 @@ struct Write {
 }
 
 /// The blocks of a disk that were written to, and what they held before.
+#[derive(Clone)]
 pub struct Disk {
     base: Arc<[u8]>,
     block_bytes: usize,

@@ -14,7 +14,7 @@ use nvm_journal::medium::SimulatedMedium;
 use placement::{
     AreaDirectory, Change, DiskRoute, Journals, ManyAppends, NvmDisk, NvmOptions, NvmReport, PlacementKind,
 };
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use storage::{Pending, Turn};
@@ -102,6 +102,13 @@ pub struct Guest {
     /// The journal's superblock, as it may be.
     superblocks: Vec<Vec<u8>>,
     committed: u32,
+    /// What the ideal disk may have held when it was told so, what the log had of each block without that transaction, and what was written
+    /// home since.
+    ideal_then: Disk,
+    before_last: BTreeMap<u64, Vec<u8>>,
+    sent_before_last: HashMap<u64, Vec<Vec<u8>>>,
+    /// How often a power cut was recovered from with a transaction whose appends might not be there: they were not, and they were.
+    pub recovered: [u64; 2],
     ideal: Disk,
     ours: Disk,
     pending: Vec<Pending>,
@@ -189,6 +196,7 @@ impl Guest {
         let mut of_flushes = Random::new(seed ^ 0x666c_7573_6865);
         options.many_appends = [ManyAppends::Home, ManyAppends::Logged][of_flushes.below(2) as usize];
         options.checkpoint_patience = Duration::from_secs(of_flushes.below(2));
+        options.pipelined = Random::new(seed ^ 0x7069_7065).below(2) == 0;
         let nvm = Arc::new(NvmDisk::with_medium(options, 0, Box::new(medium)).expect("an empty region"));
         let memory = VmMemory::new();
         let area = AreaDirectory::create(&directory.path().join("vms"), &directory.path().join("registry"));
@@ -223,6 +231,10 @@ impl Guest {
             superblock,
             superblocks: Vec::new(),
             committed: parsed.sequence,
+            ideal_then: Disk::new(Arc::clone(&base), BLOCK),
+            before_last: BTreeMap::new(),
+            sent_before_last: HashMap::new(),
+            recovered: [0; 2],
             ideal: Disk::new(Arc::clone(&base), BLOCK),
             ours: Disk::new(base, BLOCK),
             pending: Vec::new(),
@@ -293,6 +305,11 @@ impl Guest {
     /// Whether appends go to the region wherever that has room.
     pub fn logs_appends(&self) -> bool {
         self.nvm.options.many_appends == ManyAppends::Logged
+    }
+
+    /// Whether a transaction is acknowledged before the flush of its appends.
+    pub fn is_pipelined(&self) -> bool {
+        self.nvm.options.pipelined
     }
 
     pub fn flush(&mut self) {
@@ -748,6 +765,64 @@ impl Guest {
         self.settle();
     }
 
+    /// One transaction frees a block of data, makes another one, that was free, metadata, and changes two of metadata; it is on its way when this
+    /// returns.
+    pub fn free_and_append(&mut self, freed: u64, append: u64) {
+        self.begin();
+        self.clean.remove(&freed);
+        self.set_bit(freed, false);
+        let content = self.content(&[0; BLOCK]);
+        self.cache.insert(append, content);
+        self.set_bit(append, true);
+        let changed = [self.metadata[0], self.metadata[1]];
+        for block in changed {
+            let content = self.content(&self.cache[&block].clone());
+            self.cache.insert(block, content);
+        }
+        let becomes = vec![(freed, Use::Free), (append, Use::Metadata)];
+        self.finish(vec![append, changed[0], changed[1]], Vec::new(), becomes);
+    }
+
+    /// Whether a transaction is on its way that the guest was not told of.
+    pub fn is_told_too_late(&self) -> bool {
+        self.committing.is_some()
+    }
+
+    /// Whoever reads the block bitmap gets it as it was committed last, at home or not.
+    pub fn reads_what_it_committed(&mut self) {
+        let bitmap = self.bitmap;
+        assert!(self.read_at(bitmap * BLOCK as u64) == self.cache[&bitmap], "the bitmap is not what was committed");
+    }
+
+    /// Whether the last transaction may be lost still.
+    pub fn has_prepared(&self) -> bool {
+        let found = self.nvm.look_at_region(|medium| nvm_journal::Found::read(medium.bytes()).expect("a region"));
+        found.flatten().is_some_and(|found| found.prepared.is_some())
+    }
+
+    /// Whether a discard waits: nothing of it goes to storage. Nobody goes on with this guest.
+    pub fn discard_waits(mut self, block: u64) -> bool {
+        let (id, offset) = (block_route::RequestId(self.next_request + 1), block * BLOCK as u64);
+        let request = block_route::Request { id, kind: RequestKind::Discard, offset, len: BLOCK as u64, segments: &[] };
+        let mut plan = Plan::default();
+        self.route.route(&request, &mut plan);
+        self.route.end_of_pass(&mut plan);
+        !plan.actions.iter().any(|action| matches!(action, block_route::PlanAction::Disk(_)))
+    }
+
+    /// The guest unmounts, and is told that it cannot.
+    pub fn close_in_vain(&mut self) {
+        let sequence = self.builder.sequence;
+        self.write_superblock(0, sequence);
+        self.settle();
+    }
+
+    /// The guest writes a block home, and does not wait for that.
+    pub fn write_home_soon(&mut self, block: u64) {
+        let content = self.cache[&block].clone();
+        self.send_home(block, 0, &content);
+    }
+
     /// Makes a free block data, and waits.
     pub fn reuse_as_data(&mut self, block: u64) {
         self.begin();
@@ -800,6 +875,11 @@ impl Guest {
     /// Everything in the log goes home, and the log begins anew behind it.
     pub fn pass_everything(&mut self) {
         self.pass(usize::MAX);
+    }
+
+    /// The log begins with its last transaction, which has all that was in it before once more.
+    pub fn pass_all_but_the_last(&mut self) {
+        self.pass(self.live.len() - 1);
     }
 
     /// The log begins later: the guest has written home what was in it.

@@ -4,13 +4,16 @@ use super::{BLOCK, Guest, Random};
 use jbd2::{Content, Format, LogRead, Plan as Replay, Superblock};
 use nvm_journal::Found;
 use nvm_journal::medium::SimulatedMedium;
-use placement::{NvmDisk, NvmOptions};
+use placement::{NvmCondition, NvmDisk, NvmOptions};
 use recovery::Access;
 use std::collections::{BTreeMap, HashMap};
 use std::convert::Infallible;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::Arc;
+
+/// Whether a block may hold something, by what the log would leave.
+type IsRight<'a> = dyn Fn(u64, &[u8], &[BTreeMap<u64, Vec<u8>>]) -> bool + 'a;
 
 /// A log as it was written, but for a transaction that may not be committed yet.
 struct CompleteLog<'a> {
@@ -164,8 +167,42 @@ impl Guest {
         })
     }
 
-    fn readings(&self, found: &Found) -> Vec<BTreeMap<u64, Vec<u8>>> {
-        self.readings_to(found.sequence)
+    /// What the log would leave without the last transaction, of which the guest may have been told already.
+    fn readings_without(&self, last: u32) -> Vec<BTreeMap<u64, Vec<u8>>> {
+        let before = last.wrapping_sub(1);
+        assert!(
+            !jbd2::sequence::is_after(self.committed, last),
+            "the guest was told that {} is committed, and what is left ends with {before}, or with one more",
+            self.committed
+        );
+        self.superblocks.iter().map(|superblock| self.replayed(superblock, before)).collect()
+    }
+
+    /// Whether a block may hold this where the last transaction is lost: what the log has of it without that, wherever its tail is by now; or what the
+    /// guest wrote there before it was told of that transaction, and its tail has passed; or anything, where the block is free.
+    fn is_allowed_without(&self, last: u32, block: u64, content: &[u8], readings: &[BTreeMap<u64, Vec<u8>>]) -> bool {
+        if self.committed != last {
+            return self.is_allowed(block, content, readings);
+        }
+        let is_free = |bitmap: &[u8]| bitmap[(block - 1) as usize / 8] >> ((block - 1) % 8) & 1 == 0;
+        let is_free = match self.before_last.get(&self.bitmap) {
+            Some(bitmap) => is_free(bitmap),
+            None => self.ideal_then.possible(self.bitmap).iter().any(|bitmap| is_free(bitmap)),
+        };
+        let is_passed = self.is_leaving || readings.iter().any(|replayed| !replayed.contains_key(&block));
+        let is_sent = || self.sent_before_last.get(&block).is_some_and(|sent| sent.iter().any(|sent| sent == content));
+        is_free
+            || match self.before_last.get(&block) {
+                Some(before) => before == content || is_passed && is_sent(),
+                None => self.ideal_then.possible(block).iter().any(|possible| possible[..] == *content),
+            }
+    }
+
+    /// What the last transaction in a region counts on, where it does so.
+    fn condition(&self, found: &Found) -> Option<NvmCondition> {
+        let prepared = found.prepared.as_ref()?;
+        assert!(self.is_pipelined(), "a transaction counts on its appends, and nobody asked for that");
+        Some(NvmCondition::decode(&prepared.condition).expect("a condition"))
     }
 
     fn readings_to(&self, last: u32) -> Vec<BTreeMap<u64, Vec<u8>>> {
@@ -197,12 +234,53 @@ impl Guest {
             }
             return;
         };
-        assert!(live.is_empty() || found.latest.is_empty(), "storage has the log, and the region owes blocks");
+        assert!(live.is_empty() || !found.owes(), "storage has the log, and the region owes blocks");
         found.verify(region).expect("a good region");
         if marked.is_empty() {
             return;
         }
-        let readings = self.readings(&found);
+        let Some(condition) = self.condition(&found) else {
+            return self.judge_found(
+                region,
+                &found,
+                &|block, content, readings| self.is_allowed(block, content, readings),
+                &self.readings_to(found.sequence),
+            );
+        };
+        let last = found.sequence.wrapping_add(1);
+        let with = Found::with_prepared(region).expect("a region").expect("a region");
+        with.verify(region).expect("a good region");
+        let readings = self.readings_to(last);
+        let appends: Vec<u64> = condition.blocks().collect();
+        let is_committed = condition.holds(&mut |block, content| {
+            content.copy_from_slice(&readings[0][&block]);
+            Ok(())
+        });
+        assert!(is_committed.expect("read"), "the condition is not of what was committed");
+        for block in &appends {
+            assert!(
+                self.ours.last(*block)[..] == readings[0][block][..],
+                "it is acknowledged, and block {block} is not at home"
+            );
+        }
+        // With all of its appends there …
+        let is_right = |block: u64, content: &[u8], readings: &[_]| {
+            appends.contains(&block) || self.is_allowed(block, content, readings)
+        };
+        self.judge_found(region, &with, &is_right, &readings);
+        // … and without, where one of them may not be.
+        if appends
+            .iter()
+            .any(|block| self.ours.possible(*block).iter().any(|content| content[..] != readings[0][block][..]))
+        {
+            let is_right =
+                |block: u64, content: &[u8], readings: &[_]| self.is_allowed_without(last, block, content, readings);
+            self.judge_found(region, &found, &is_right, &self.readings_without(last));
+        }
+    }
+
+    /// The same of a region whose last transaction counts, or not.
+    fn judge_found(&self, region: &[u8], found: &Found, is_right: &IsRight<'_>, readings: &[BTreeMap<u64, Vec<u8>>]) {
         for block in self.metadata.iter().chain(&self.dynamic).copied() {
             let in_region = found.latest.get(&block).map(|header| found.content(region, header).to_vec());
             let (place, possible) = match in_region {
@@ -211,9 +289,10 @@ impl Guest {
             };
             for content in possible {
                 assert!(
-                    self.is_allowed(block, &content, &readings),
-                    "block {block} {place} is not what a complete journal would leave there (transaction {})",
-                    found.sequence
+                    is_right(block, &content, readings),
+                    "block {block} {place} is not what a complete journal would leave there (transaction {}; {:?} is prepared)",
+                    found.sequence,
+                    found.prepared.as_ref().map(|prepared| prepared.pointer)
                 );
             }
         }
@@ -249,6 +328,15 @@ impl Guest {
         let superblocks = self.superblocks_on_storage();
         let superblock = &superblocks[self.random.below(superblocks.len() as u64) as usize];
         copy.write_all_at(superblock, self.log_at[0]).expect("written");
+        let prepared = found.as_ref().and_then(|found| Some((found.sequence.wrapping_add(1), self.condition(found)?)));
+        let mut lost = None;
+        let mut last = found.as_ref().map(|found| found.sequence);
+        if let Some((sequence, condition)) = prepared {
+            let is_there = condition.holds(&mut |block, content| copy.read_exact_at(content, block * BLOCK as u64));
+            let is_there = is_there.expect("read");
+            self.recovered[usize::from(is_there)] += 1;
+            if is_there { last = Some(sequence) } else { lost = Some(sequence) }
+        }
         let medium = SimulatedMedium::from_image(region);
         let nvm = NvmDisk::with_medium(NvmOptions::new("left"), 0, Box::new(medium)).expect("a good region");
         let image = recovery::Disk::open(&path, Access::Write).expect("the copy");
@@ -262,8 +350,10 @@ impl Guest {
         let (stored, readings) = if is_live(&superblock) {
             let (stored, last) = replay(&mut StoredLog { read: &read }, &superblock);
             (stored, self.readings_to(last))
+        } else if let Some(lost) = lost {
+            (BTreeMap::new(), self.readings_without(lost))
         } else {
-            let last = found.map(|found| found.sequence).or_else(|| self.may_be_closed.then_some(self.committed));
+            let last = last.or_else(|| self.may_be_closed.then_some(self.committed));
             (BTreeMap::new(), self.readings_to(last.expect("the region has the log")))
         };
         for block in self.metadata.iter().chain(&self.dynamic).copied() {
@@ -272,7 +362,11 @@ impl Guest {
             if let Some(stored) = stored.get(&block) {
                 content.clone_from(stored);
             }
-            assert!(self.is_allowed(block, &content, &readings), "block {block} is not as a complete journal has it");
+            let is_right = match lost {
+                None => self.is_allowed(block, &content, &readings),
+                Some(last) => self.is_allowed_without(last, block, &content, &readings),
+            };
+            assert!(is_right, "block {block} is not as a complete journal has it ({lost:?} is lost)");
         }
         std::fs::remove_file(&path).expect("removed");
     }

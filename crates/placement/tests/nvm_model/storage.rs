@@ -151,6 +151,11 @@ impl Guest {
             && !committing.requests.iter().any(|request| self.failed.contains(request))
         {
             self.committed = committing.logged.sequence;
+            if self.is_pipelined() {
+                self.ideal_then = self.ideal.clone();
+                self.sent_before_last = self.sent_home.clone();
+                self.before_last = self.replayed(&self.superblocks[0], self.committed.wrapping_sub(1));
+            }
             for (block, becomes) in committing.becomes {
                 self.used_as.insert(block, becomes);
             }
@@ -158,6 +163,10 @@ impl Guest {
                 self.sent_home.remove(block);
             }
             self.live.push(committing.logged);
+            if self.is_pipelined() && self.random.below(4) == 0 {
+                // Its appends may not be flushed yet.
+                self.recover();
+            }
         }
     }
 

@@ -276,6 +276,7 @@ impl Guest {
             options.checkpoint_slice_bytes_min = [1024, 1 << 20][random.below(2) as usize];
             options.mark_age = Duration::from_secs(seed % 2);
             options.many_appends = [ManyAppends::Home, ManyAppends::Logged][(seed / 2 % 2) as usize];
+            options.pipelined = seed / 4 % 2 == 1;
             let medium = Box::new(SimulatedMedium::new(REGION_BYTES));
             Arc::new(NvmDisk::with_medium(options, 0, medium).expect("an empty region"))
         });

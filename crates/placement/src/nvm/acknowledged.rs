@@ -1,0 +1,141 @@
+//! The transaction that the guest was told of before the flush of its appends ([`super::NvmOptions::pipelined`]), until that has ended.
+//!
+//! It is still the one that is being committed, of which nothing counts in the region, and the next one begins when its flush has ended: so a
+//! loss of power costs the last acknowledged one at most, and never a part of it. For recovery it is *prepared*: it counts where its appends are at home
+//! ([`super::condition`]). Whoever recovers beside a live host finds them there, since their writes have ended.
+//!
+//! The guest goes on meanwhile, and must not be taken at its word: nothing may reach storage, or leave the region, that is right only if the
+//! transaction counts. What it writes home of the transaction's own blocks waits, lest a part of it be there without the rest, and lest an append be
+//! another than the one that recovery looks for. So does what it writes anywhere else but over blocks that are free without the
+//! transaction: it may have freed what is there. Discards wait. A tail of its log waits that would have versions leave the region which the
+//! guest has not written home: the transaction may have them once more, or say that they are not wanted. Whoever closes the log, has it leave, or
+//! asks for all that is committed to be home waits, too, as they do for any commit.
+//!
+//! What need not wait: what is absorbed (nothing is written), reads (the guest sees what it committed), flushes (what the guest itself has written home
+//! is durable by them, as ever), and what a checkpoint brings home, which is of earlier transactions.
+//!
+//! It must never: let a block of an earlier transaction be overwritten at home by what came after this one; have what is noted of a block be older
+//! than this transaction, and be noted behind it.
+//!
+//! Failure story: where the flush fails, or the region, after the guest was told, the transaction is *lost* to this process: it stays prepared, for whoever
+//! recovers, no later one is committed, and what would wait for it fails. A kernel that mounts again without a reset begins without it.
+
+use super::captured::{Captured, HomeState};
+use super::commit::Commit;
+use super::log_stream::TailMove;
+use super::report::NvmCounters;
+use super::work::Work;
+use nvm_journal::Error;
+use std::io;
+
+/// Why something fails that would have to wait for ever.
+fn lost(sequence: u32) -> io::Error {
+    io::Error::other(format!(
+        "whether transaction {sequence}, which was acknowledged before the flush of its appends (nvm-pipelined), is durable is not known: \
+         that flush has failed"
+    ))
+}
+
+impl Work {
+    /// The transaction that the guest was told of, and that is not durable.
+    fn acknowledged(&self) -> Option<&Commit> {
+        self.commit.as_ref().filter(|commit| commit.is_acknowledged())
+    }
+
+    /// Whether there is one.
+    pub(super) fn has_acknowledged(&self) -> bool {
+        self.acknowledged().is_some()
+    }
+
+    /// Whether there is one, and it will never be known to be durable.
+    pub(super) fn has_lost(&self) -> bool {
+        self.commit.as_ref().is_some_and(Commit::is_lost)
+    }
+
+    /// Whether it says anything of a block.
+    pub(super) fn is_acknowledged(&self, block: u64) -> bool {
+        self.acknowledged().is_some_and(|commit| commit.has(block))
+    }
+
+    /// What a reader gets of a block: what the guest was told is committed.
+    pub(super) fn visible<'a>(&'a self, captured: &'a Captured, block: u64) -> Option<&'a [u8]> {
+        self.acknowledged().and_then(|commit| commit.put(block)).or_else(|| captured.visible(block))
+    }
+
+    /// Whether the guest may overwrite a block at home that the transaction says nothing of: nobody needs it without that either.
+    pub(super) fn may_overwrite(&self, captured: &mut Captured, block: u64) -> bool {
+        !self.has_acknowledged() || captured.was_free(&self.home.file, block)
+    }
+
+    /// What it is behind waits, unless that would be for ever.
+    pub(super) fn behind_acknowledged<T>(&self) -> Result<Option<T>, Error> {
+        match &self.commit {
+            Some(commit) if commit.is_lost() => {
+                let what = "writing home what comes after the last transaction on NVM".to_owned();
+                Err(Error::Failed { what, source: lost(commit.sequence()) })
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// Whether a tail has versions leave the region that may be needed without the transaction.
+    pub(super) fn tail_relies_on_acknowledged(&self, captured: &Captured, passed: TailMove) -> bool {
+        let is_behind = |block: &u64| captured.homes.get(block).is_some_and(|held| held.home == HomeState::Behind);
+        self.has_acknowledged()
+            && captured.passed_by(passed, &|block| self.in_flight.touches(block)).iter().any(is_behind)
+    }
+
+    /// The same, where that will not change any more.
+    ///
+    /// # Errors
+    /// Then.
+    pub(super) fn refuse_tail_behind_lost(&self, captured: &Captured, passed: TailMove) -> io::Result<()> {
+        match &self.commit {
+            Some(commit) if commit.is_lost() && self.tail_relies_on_acknowledged(captured, passed) => {
+                Err(lost(commit.sequence()))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Its flush has failed, or the region.
+    pub(super) fn say_lost(&self) {
+        NvmCounters::add(&self.nvm.counters.commits_in_doubt, 1);
+        if let Some(commit) = &self.commit {
+            log::error!(
+                "disk {}: {}; it is what the next recovery finds if its appends are there, and nothing later is committed",
+                self.name(),
+                lost(commit.sequence())
+            );
+        }
+    }
+
+    /// Whoever begins the log anew, or writes over it, does so without a transaction that is lost.
+    pub(super) fn withdraw_lost(&mut self, captured: &mut Captured) -> io::Result<()> {
+        if self.has_lost() {
+            captured.journal.withdraw().map_err(io::Error::other)?;
+            self.commit = None;
+        }
+        Ok(())
+    }
+
+    /// Makes it durable at once, where nothing else is under way any more.
+    ///
+    /// # Errors
+    /// When that fails: it is as it was.
+    pub(super) fn make_acknowledged_durable(&mut self, captured: &mut Captured) -> io::Result<()> {
+        let Some(commit) = self.acknowledged() else { return Ok(()) };
+        let file = &self.home.file;
+        let failed_flushes = file.failed_flushes();
+        // A flush that failed may have lost what it was to make durable, and no later one says so.
+        for (block, content) in commit.appends() {
+            file.write_all_at(content, captured.log.home_offset(block))?;
+        }
+        file.sync_since(failed_flushes)?;
+        self.end_acknowledged(captured);
+        if self.has_acknowledged() {
+            return Err(io::Error::other("the NVM region has failed"));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,169 @@
+//! What a transaction counts on that was acknowledged before the flush of its appends: that they are at home.
+//!
+//! The region has it beside the transaction ([`nvm_journal::Journal::prepare`]): where the appends are, and one digest of all of them, under
+//! a key of its own, that whoever recovers compares with what is there. The digest is a tree of NH ([`super::digest`]): two contents that differ, chosen
+//! without knowledge of the key, are the same to it with a probability that nobody will ever see.
+//!
+//! It must never: be true where a sector of an append is not what was committed.
+//!
+//! Failure story: bytes that are no condition are one that is not true: the transaction does not count.
+
+use super::digest::Digests;
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+use write_log::LoggedFile;
+
+/// Of a condition: the key, the digest and the size of blocks.
+const HEAD_BYTES: usize = 16 + 32 + 4;
+/// Of each run of blocks.
+const RUN_BYTES: usize = 12;
+
+/// Reads a block of the file system from its home.
+pub type ReadHome<'a> = dyn FnMut(u64, &mut [u8]) -> io::Result<()> + 'a;
+
+/// See the module.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Condition {
+    key: [u64; 2],
+    digest: [u8; 32],
+    block_bytes: u32,
+    /// Blocks of the file system, ascending.
+    runs: Vec<Range<u64>>,
+}
+
+impl Condition {
+    /// That these blocks, ascending, hold this.
+    pub(super) fn of<'a>(
+        digests: &Digests,
+        block_bytes: u64,
+        appends: impl Iterator<Item = (&'a u64, &'a Arc<[u8]>)>,
+    ) -> Self {
+        let mut runs: Vec<Range<u64>> = Vec::new();
+        let mut tree = digests.tree();
+        for (block, content) in appends {
+            match runs.last_mut() {
+                Some(run) if run.end == *block && run.end - run.start < u64::from(u32::MAX) => run.end += 1,
+                _ => runs.push(*block..*block + 1),
+            }
+            tree.add(content);
+        }
+        Condition { key: digests.key(), digest: tree.end(), block_bytes: block_bytes as u32, runs }
+    }
+
+    /// Its bytes.
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(HEAD_BYTES + self.runs.len() * RUN_BYTES);
+        self.key.iter().for_each(|word| bytes.extend_from_slice(&word.to_le_bytes()));
+        bytes.extend_from_slice(&self.digest);
+        bytes.extend_from_slice(&self.block_bytes.to_le_bytes());
+        for run in &self.runs {
+            bytes.extend_from_slice(&run.start.to_le_bytes());
+            bytes.extend_from_slice(&((run.end - run.start) as u32).to_le_bytes());
+        }
+        bytes
+    }
+
+    /// Reads them; nothing where they are none.
+    pub fn decode(bytes: &[u8]) -> Option<Self> {
+        let (head, rest) = bytes.split_at_checked(HEAD_BYTES)?;
+        let word = |at: usize| -> Option<u64> { Some(u64::from_le_bytes(*head[at..].first_chunk()?)) };
+        let block_bytes = u32::from_le_bytes(*head[48..].first_chunk()?);
+        if !rest.len().is_multiple_of(RUN_BYTES) || !(512..=65536).contains(&block_bytes) {
+            return None;
+        }
+        let run = |bytes: &[u8]| -> Option<Range<u64>> {
+            let first = u64::from_le_bytes(*bytes.first_chunk()?);
+            let count = u32::from_le_bytes(*bytes[8..].first_chunk()?);
+            Some(first..first.checked_add(u64::from(count))?)
+        };
+        let runs = rest.chunks_exact(RUN_BYTES).map(run).collect::<Option<_>>()?;
+        Some(Condition { key: [word(0)?, word(8)?], digest: *head[16..].first_chunk()?, block_bytes, runs })
+    }
+
+    /// Whether it is about blocks of this size.
+    pub(super) fn is_of(&self, block_bytes: u32) -> bool {
+        self.block_bytes == block_bytes
+    }
+
+    /// The blocks that it is about.
+    pub fn blocks(&self) -> impl Iterator<Item = u64> + '_ {
+        self.runs.iter().cloned().flatten()
+    }
+
+    /// Whether it is true of what `read` finds at the blocks' homes.
+    ///
+    /// # Errors
+    /// When reading fails.
+    pub fn holds(&self, read: &mut ReadHome<'_>) -> io::Result<bool> {
+        let digests = Digests::keyed(self.key);
+        let mut tree = digests.tree();
+        let mut content = vec![0; self.block_bytes as usize];
+        for block in self.blocks() {
+            read(block, &mut content)?;
+            tree.add(&content);
+        }
+        Ok(tree.end() == self.digest)
+    }
+
+    /// Whether it is true of a file system that begins at `start` of a disk: durably so on return. What is there is written once more, because a flush
+    /// that has failed may have lost it, and a later one would not say so.
+    ///
+    /// # Errors
+    /// When storage fails.
+    pub(super) fn holds_for_good(&self, disk: &LoggedFile, start: u64) -> io::Result<bool> {
+        let at = |block: u64| start + block * u64::from(self.block_bytes);
+        if !self.holds(&mut |block, content| disk.read_exact_at(content, at(block)))? {
+            return Ok(false);
+        }
+        let failed_flushes = disk.failed_flushes();
+        let mut content = vec![0; self.block_bytes as usize];
+        for block in self.blocks() {
+            disk.read_exact_at(&mut content, at(block))?;
+            disk.write_all_at(&content, at(block))?;
+        }
+        disk.sync_since(failed_flushes)?;
+        Ok(true)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeMap;
+
+    #[test]
+    fn it_is_true_of_just_what_was_committed_at_just_these_places() {
+        for block_bytes in [1024usize, 4096, 16384] {
+            let block = |byte: u8| -> Arc<[u8]> { (0..block_bytes).map(|at| (at % 251) as u8 ^ byte).collect() };
+            let appends: BTreeMap<u64, Arc<[u8]>> =
+                (10..150u64).chain([200, 1 << 40]).map(|at| (at, block(at as u8))).collect();
+            let condition = Condition::of(&Digests::new(), block_bytes as u64, appends.iter());
+            assert_eq!(Condition::decode(&condition.encode()), Some(condition.clone()));
+            assert!(condition.blocks().eq(appends.keys().copied()));
+            let holds = |homes: &BTreeMap<u64, Arc<[u8]>>| {
+                condition.holds(&mut |at, content| {
+                    content.copy_from_slice(&homes[&at]);
+                    Ok(())
+                })
+            };
+            assert!(holds(&appends).expect("read"));
+            for at in [10, 149, 200, 1 << 40] {
+                // A sector that did not arrive.
+                for sector in 0..block_bytes / 512 {
+                    let mut torn = appends.clone();
+                    let mut content = torn[&at].to_vec();
+                    content[sector * 512..][..512].fill(0);
+                    torn.insert(at, Arc::from(content));
+                    assert!(!holds(&torn).expect("read"), "sector {sector} of block {at}");
+                }
+            }
+            let mut swapped = appends.clone();
+            swapped.insert(10, Arc::clone(&appends[&11]));
+            swapped.insert(11, Arc::clone(&appends[&10]));
+            assert!(!holds(&swapped).expect("read"), "two blocks have changed places");
+            assert!(condition.holds(&mut |_, _| Err(io::Error::other("the disk is broken"))).is_err());
+        }
+        assert_eq!(Condition::decode(&[0; 20]), None);
+    }
+}
