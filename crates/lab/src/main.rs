@@ -207,7 +207,10 @@ fn main() -> ExitCode {
             eprintln!("amberlog lab: {error}");
             ExitCode::from(match error {
                 Error::Unknown(_) | Error::NotOfShootOut(_) | Error::Description { .. } => 2,
-                Error::NotYet { .. } | Error::Damaged { .. } | Error::OtherSource { .. } => 3,
+                Error::NotYet { .. }
+                | Error::Damaged { .. }
+                | Error::OtherSource { .. }
+                | Error::OtherConditions { .. } => 3,
                 _ => 1,
             })
         }

@@ -10,7 +10,7 @@ use crate::machine::process_tree_cpu_seconds;
 use crate::rig::{NVM_BANDWIDTH_MB, NVM_LATENCY_NS};
 use crate::samples::{counted_so_far, levels_since, marks_of_the_load};
 use guest_kit::image::{self, ExtRecipe, Journal};
-use guest_kit::{Drive, Guest, GuestSpec, Reported, program};
+use guest_kit::{Accelerator, Drive, Guest, GuestSpec, Reported, program};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -27,8 +27,18 @@ pub(super) const GUEST_MIB: u32 = 384;
 const BLOCK_BYTES: u32 = 4096;
 /// The guest's only device of the device mapper, by the name that the kernel gives it: no udev is there to give it another.
 const CACHED: &str = "/dev/dm-0";
-/// Of each phase: a boot, a preparation, a load, an end.
-pub(super) const LIMIT: Duration = Duration::from_secs(300);
+/// Of each phase: a boot, a preparation, a load, an end. The slowest load of the slowest contender takes a twelfth of it on a machine that is slow.
+const LIMIT: Duration = Duration::from_secs(1200);
+/// An emulated guest may take so many times as long.
+const EMULATED: u32 = 4;
+
+/// What a phase of a contender's guest may take.
+pub(super) fn limit(contender: &Contender) -> Duration {
+    match contender.platform.accelerator {
+        Accelerator::Kvm => LIMIT,
+        Accelerator::Tcg => LIMIT * EMULATED,
+    }
+}
 
 /// All that a contender's guest stands on, from boot to boot.
 pub(super) struct Stand {
@@ -127,7 +137,7 @@ impl Stand {
             .ok_or_else(|| Error::Told("the medium is not mounted".to_owned()))?;
         let mut spec = GuestSpec::new(format!("{}, {name}", contender.name), script);
         spec.memory_mib = GUEST_MIB;
-        spec.boot_timeout = LIMIT;
+        spec.boot_timeout = limit(contender);
         if contender.is_stock {
             // It has modules, which is how a guest gets the stock kernel.
             spec.modules.push(match contender.file_system {
@@ -375,9 +385,9 @@ pub(super) fn measure(options: &ShootOut, contender: &Contender, load: Load) -> 
     );
     let mut spec = stand.spec(contender, load.name(), script)?;
     spec.programs.extend(load.programs());
-    let started = Instant::now();
+    let (started, limit) = (Instant::now(), limit(contender));
     let mut guest = Guest::start(spec)?;
-    guest.wait_mark("ready", LIMIT)?;
+    guest.wait_mark("ready", limit)?;
     let before = match contender.served {
         Served::Amberlog(_) => counted_so_far(&stand.samples(), &contender.name)?,
         Served::Qemu(_) | Served::QemuCached(_) => BTreeMap::new(),
@@ -390,19 +400,19 @@ pub(super) fn measure(options: &ShootOut, contender: &Contender, load: Load) -> 
     let cpu_now = || (process_tree_cpu_seconds(process), stand.server.as_ref().map_or(0.0, JournalServer::cpu_seconds));
     let cpu_before = cpu_now();
     guest.tell("go")?;
-    guest.wait_mark("loaded", LIMIT)?;
+    guest.wait_mark("loaded", limit)?;
     let cpu_loaded = cpu_now();
     // What amberlog says of itself from here on is of the end.
     let sampled_bytes = stand.sampled_bytes();
     guest.tell("go")?;
-    guest.wait_mark("home", LIMIT)?;
+    guest.wait_mark("home", limit)?;
     let cpu_home = cpu_now();
     guest.tell("go")?;
-    let code = guest.wait_exit_code(LIMIT)?;
+    let code = guest.wait_exit_code(limit)?;
     if code != 0 {
         return Err(guest.failure(&format!("its script ended with {code}")).into());
     }
-    let status = guest.wait_end(LIMIT)?;
+    let status = guest.wait_end(limit)?;
     if !status.success() {
         return Err(guest.failure(&format!("QEMU or amberlog ended with {status}")).into());
     }
@@ -450,6 +460,19 @@ fn told(reported: &Reported, load: Load) -> Result<Measured> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::shootout::contender;
+
+    /// A load of 98 s on a slow machine had 300.
+    #[test]
+    fn a_phase_has_many_times_what_it_takes() {
+        let contender = |accelerator| {
+            let mut one = contender::chosen(&["retain".to_owned()]).unwrap().0.remove(0);
+            one.platform.accelerator = accelerator;
+            one
+        };
+        assert_eq!(limit(&contender(Accelerator::Kvm)), Duration::from_secs(1200));
+        assert_eq!(limit(&contender(Accelerator::Tcg)), Duration::from_secs(4800));
+    }
 
     #[test]
     fn a_disk_that_is_not_served_as_it_was_asked_for_is_an_error() {

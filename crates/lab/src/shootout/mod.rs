@@ -6,10 +6,12 @@
 //!
 //! It must never compare what ran on different processors: what needs another kernel of the guest is emulated, says so, and has references beside it.
 //!
-//! Failure story: a cell that fails is kept with its reason and tried again by the next run; the others go on.
+//! Failure story: a cell that fails is kept with its reason and tried again by the next run, which sets the failed attempt aside and counts it; the
+//! others go on. What was measured otherwise is not written over: the run is refused ([`kept`]).
 
 mod contender;
 mod guest;
+mod kept;
 mod kinds;
 mod page;
 mod survival;
@@ -95,6 +97,20 @@ pub struct Cell {
     pub ended: u64,
     /// Why there is no result.
     pub failure: Option<String>,
+    /// How often it was tried so far; those that failed are in `failed` beside the raw results. Cells of earlier versions do not say.
+    #[serde(default = "once")]
+    pub attempts: u32,
+}
+
+fn once() -> u32 {
+    1
+}
+
+impl Cell {
+    /// What measured it.
+    fn source(&self) -> Source {
+        Source { commit: self.commit.clone(), machine: self.machine.clone() }
+    }
 }
 
 /// A field of a cell: 1 if what its contender promises for this death was kept, 0 if not; there is none where nothing is promised.
@@ -103,7 +119,7 @@ pub(crate) const PROMISE_KEPT: &str = "promise_kept";
 /// Runs what has no result yet, and makes the page, of what there is also when it ends early; gives how many cells failed.
 ///
 /// # Errors
-/// When there is no FUSE here, a name is unknown, results cannot be kept, a placement of amberlog broke its promise, or somebody asked for the end.
+/// When there is no FUSE here, a name is unknown, what is kept was measured otherwise, results cannot be kept, a placement of amberlog broke its promise, or somebody asked for the end.
 pub fn run(options: &ShootOut) -> Result<usize> {
     TestStorage::probe().map_err(|error| Error::Told(format!("a shoot-out needs a medium that forgets: {error}")))?;
     let (contenders, mut absent) = contender::chosen(&options.contenders)?;
@@ -121,10 +137,12 @@ pub fn run(options: &ShootOut) -> Result<usize> {
         environment: crate::machine::describe(),
         images: place(&options.images.clone().unwrap_or_else(std::env::temp_dir)),
     };
+    run.refuse_others(&contenders, &loads)?;
     let mut cells = Vec::new();
     let outcome = run.cells(&contenders, &loads, &mut cells);
-    let table = page::table(&cells, &absent);
-    for (name, text) in [("index.html", page::page(&cells, &absent)), ("table.md", table.clone())] {
+    let shown = page::Shown { cells: &cells, set_aside: &kept::failed(&options.out)?, absent: &absent };
+    let table = shown.table();
+    for (name, text) in [("index.html", shown.page()), ("table.md", table.clone())] {
         let path = options.out.join(name);
         std::fs::write(&path, text).at("write", &path)?;
     }
@@ -181,9 +199,7 @@ impl Run<'_> {
                         self.kept_or(contender, load.name(), iteration, || guest::measure(options, contender, *load))?,
                     );
                 }
-                // A death is judged, not timed: once is enough, and every one is looked at in each run.
-                let is_killed = iteration == 0 && options.has_deaths && contender.served.is_on_medium();
-                for death in Death::ALL.into_iter().filter(|_| is_killed) {
+                for death in self.deaths(contender, iteration) {
                     cells.extend(
                         self.kept_or(contender, death.name(), iteration, || survival::kill(options, contender, death))?,
                     );
@@ -193,6 +209,40 @@ impl Run<'_> {
         Ok(())
     }
 
+    /// A death is judged, not timed: once is enough, and every one is looked at in each run.
+    fn deaths(&self, contender: &Contender, iteration: u32) -> impl Iterator<Item = Death> + use<> {
+        let is_killed = iteration == 0 && self.options.has_deaths && contender.served.is_on_medium();
+        Death::ALL.into_iter().filter(move |_| is_killed)
+    }
+
+    /// An error where a cell that this run comes to is kept, and was measured otherwise.
+    fn refuse_others(&self, contenders: &[Contender], loads: &[Load]) -> Result<()> {
+        let mut others = kept::Others::default();
+        for iteration in 0..self.options.iterations.max(1) {
+            for contender in contenders {
+                let names = loads.iter().map(|load| load.name());
+                for what in names.chain(self.deaths(contender, iteration).map(Death::name)) {
+                    let name = file_name(contender, what, iteration);
+                    let here = self.conditions(contender);
+                    if let Some(kept) = results::read::<Cell>(&self.raw.join(&name))? {
+                        others.look_at(&name, &kept, &here, &self.here, self.options.takes_any_source);
+                    }
+                }
+            }
+        }
+        others.refuse(&self.raw)
+    }
+
+    fn conditions(&self, contender: &Contender) -> Conditions {
+        Conditions {
+            quick: self.options.quick,
+            flush_us: self.options.flush_us,
+            platform: contender.platform.describe(),
+            begins_clean: true,
+            images: self.images.clone(),
+        }
+    }
+
     fn kept_or(
         &self,
         contender: &Contender,
@@ -200,19 +250,10 @@ impl Run<'_> {
         iteration: u32,
         measure: impl FnOnce() -> Result<Measured>,
     ) -> Result<Option<Cell>> {
-        let path = self.raw.join(format!("{}-{what}-{iteration}.json", contender.name));
-        let conditions = Conditions {
-            quick: self.options.quick,
-            flush_us: self.options.flush_us,
-            platform: contender.platform.describe(),
-            begins_clean: true,
-            images: self.images.clone(),
-        };
-        let here = &self.here;
-        let is_ours = |kept: &Cell| {
-            self.options.takes_any_source || (&kept.commit, &kept.machine) == (&here.commit, &here.machine)
-        };
-        let kept = results::read::<Cell>(&path)?.filter(|kept| kept.conditions == conditions && is_ours(kept));
+        let path = self.raw.join(file_name(contender, what, iteration));
+        let (conditions, here) = (self.conditions(contender), &self.here);
+        // What has figures is of these conditions and this source, or it would have been refused.
+        let kept = results::read::<Cell>(&path)?;
         if kept.as_ref().is_some_and(|kept| kept.failure.is_none()) || guest_kit::interrupt::is_requested() {
             return Ok(kept);
         }
@@ -234,6 +275,7 @@ impl Run<'_> {
             environment,
             ended: now.map_or(0, |now| now.as_secs()),
             failure: None,
+            attempts: 1,
         };
         match outcome {
             Ok(measured) => {
@@ -246,9 +288,14 @@ impl Run<'_> {
                 cell.failure = Some(words.lines().take(12).collect::<Vec<_>>().join("\n"));
             }
         }
+        cell.attempts += kept::set_aside(&self.options.out, &path)?;
         results::write(&path, &cell)?;
         Ok(Some(cell))
     }
+}
+
+fn file_name(contender: &Contender, what: &str, iteration: u32) -> String {
+    format!("{}-{what}-{iteration}.json", contender.name)
 }
 
 /// What a cell came to.
@@ -257,6 +304,32 @@ pub(crate) struct Measured {
     fields: BTreeMap<String, f64>,
     distribution: Vec<(f64, f64)>,
     words: String,
+}
+
+/// A quick cell without figures.
+#[cfg(test)]
+pub(crate) fn cell_for_tests(contender: &str, what: &str, failure: Option<&str>) -> Cell {
+    Cell {
+        contender: contender.to_owned(),
+        what: what.to_owned(),
+        iteration: 0,
+        conditions: Conditions {
+            quick: true,
+            flush_us: 2000,
+            platform: "tcg".to_owned(),
+            begins_clean: true,
+            images: "/dev/shm (tmpfs)".to_owned(),
+        },
+        fields: BTreeMap::new(),
+        distribution: Vec::new(),
+        words: String::new(),
+        commit: "a".to_owned(),
+        machine: "2 × a processor".to_owned(),
+        environment: BTreeMap::from([("qemu".to_owned(), "QEMU 7.2".to_owned())]),
+        ended: 1_795_876_200,
+        failure: failure.map(str::to_owned),
+        attempts: 1,
+    }
 }
 
 #[cfg(test)]

@@ -192,8 +192,72 @@ fn survival(cells: &[Cell], contender: &str, death: Death) -> (String, &'static 
 
 const PARTAKERS: [&str; 4] = ["contender", "file system and mount options", "served by", "promised"];
 
-/// Markdown: who takes part, on what, what survives, a table for each load, and how to read them.
-pub(super) fn table(cells: &[Cell], absent: &[String]) -> String {
+/// All that is shown.
+#[derive(Clone, Copy)]
+pub(super) struct Shown<'a> {
+    pub(super) cells: &'a [Cell],
+    /// Attempts that failed, and were tried again.
+    pub(super) set_aside: &'a [Cell],
+    /// Who and what was left out, and why.
+    pub(super) absent: &'a [String],
+}
+
+impl Shown<'_> {
+    /// The attempts at a load, or a death, that failed: a smaller n has a reason.
+    fn failures(self, what: &str) -> Vec<String> {
+        let is_shown = |cell: &&Cell| {
+            let of = |other: &Cell| (&other.contender, &other.what) == (&cell.contender, &cell.what);
+            self.cells.iter().any(|other| of(other) && other.conditions == cell.conditions)
+        };
+        let failed = self.set_aside.iter().filter(is_shown).chain(self.cells);
+        failed
+            .filter(|cell| cell.what == what)
+            .filter_map(|cell| {
+                let reason = cell.failure.as_ref()?.lines().next().unwrap_or_default();
+                let Cell { contender, iteration, attempts, .. } = cell;
+                Some(format!("{contender}, iteration {}, attempt {attempts}: {reason}", iteration + 1))
+            })
+            .collect()
+    }
+
+    fn failures_of_deaths(self) -> Vec<String> {
+        let of = |death: Death| {
+            let failures = self.failures(death.name()).into_iter();
+            failures.map(move |failure| format!("{}, {failure}", death.name()))
+        };
+        Death::ALL.into_iter().flat_map(of).collect()
+    }
+
+    /// Markdown: who takes part, on what, what survives, a table for each load, and how to read them.
+    pub(super) fn table(self) -> String {
+        table(self)
+    }
+
+    /// The page.
+    pub(super) fn page(self) -> String {
+        page(self)
+    }
+}
+
+/// Lines of a list in Markdown, where there are any.
+fn listed_failures(failures: &[String]) -> String {
+    if failures.is_empty() {
+        return String::new();
+    }
+    failures.iter().fold("\nAttempts that failed:\n\n".to_owned(), |text, line| text + &format!("* {line}\n"))
+}
+
+fn failures_as_markup(failures: &[String]) -> Markup {
+    html! {
+        @if !failures.is_empty() {
+            p { "Attempts that failed:" }
+            ul { @for line in failures { li { (line) } } }
+        }
+    }
+}
+
+fn table(shown: Shown<'_>) -> String {
+    let Shown { cells, absent, .. } = shown;
     let mut text = String::new();
     if is_quick(cells) {
         text += "Quick cells: that they work is what is seen; times say nothing.\n\n";
@@ -211,6 +275,7 @@ pub(super) fn table(cells: &[Cell], absent: &[String]) -> String {
         let deaths = Death::ALL.map(|death| survival(cells, &name, death).0).join(" | ");
         let _ = writeln!(text, "| {name} | {deaths} | {platform} |");
     }
+    text += &listed_failures(&shown.failures_of_deaths());
     for load in loads(cells) {
         let header: Vec<&str> = COLUMNS.iter().map(|(_, words)| *words).collect();
         let _ = writeln!(text, "\n| {load} | n | {} |\n|---|---|{}", header.join(" | "), "---|".repeat(COLUMNS.len()));
@@ -221,14 +286,15 @@ pub(super) fn table(cells: &[Cell], absent: &[String]) -> String {
             });
             let _ = writeln!(text, "| {name} | {count} | {} |", row.join(" | "));
         }
+        text += &listed_failures(&shown.failures(&load));
     }
     text += "\nHow to read it:\n\n";
     HOW_TO_READ.iter().for_each(|line| text += &format!("* {line}\n"));
     text
 }
 
-/// The page.
-pub(super) fn page(cells: &[Cell], absent: &[String]) -> String {
+fn page(shown: Shown<'_>) -> String {
+    let Shown { cells, absent, .. } = shown;
     let names = contenders(cells);
     let looks: Vec<Series> =
         names.iter().enumerate().map(|(index, (name, _))| Series::nth(index, name.clone())).collect();
@@ -265,13 +331,15 @@ pub(super) fn page(cells: &[Cell], absent: &[String]) -> String {
         ul { @for line in HOW_TO_READ { li { (line) } } }
         h2 { "What survives" }
         (charts::table(&["contender", "guest dies", "VMM dies", "host dies", "platform"], &survivors))
+        (failures_as_markup(&shown.failures_of_deaths()))
         (key(&looks))
-        @for load in loads(cells) { (of_load(cells, &load, &names, &looks)) }
+        @for load in loads(cells) { (of_load(shown, &load, &names, &looks)) }
     };
     charts::page("amberlog shoot-out", &body)
 }
 
-fn of_load(cells: &[Cell], load: &str, names: &[(String, String)], looks: &[Series]) -> Markup {
+fn of_load(shown: Shown<'_>, load: &str, names: &[(String, String)], looks: &[Series]) -> Markup {
+    let cells = shown.cells;
     let distributions: Vec<(Series, Vec<(f64, f64)>)> = names
         .iter()
         .zip(looks)
@@ -327,6 +395,7 @@ fn of_load(cells: &[Cell], load: &str, names: &[(String, String)], looks: &[Seri
             }
         }
         (charts::table(&header, &rows))
+        (failures_as_markup(&shown.failures(load)))
     }
 }
 
@@ -343,22 +412,12 @@ fn bar(field: &str, value: &Summary) -> Bar {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::shootout::Conditions;
+    use crate::shootout::cell_for_tests;
     use std::collections::BTreeMap;
 
     #[test]
     fn the_page_has_what_survives_and_every_load() {
         let cell = |contender: &str, what: &str, words: &str, failure: Option<&str>| Cell {
-            contender: contender.into(),
-            what: what.into(),
-            iteration: 0,
-            conditions: Conditions {
-                quick: true,
-                flush_us: 2000,
-                platform: "tcg".into(),
-                begins_clean: true,
-                images: "/dev/shm (tmpfs)".into(),
-            },
             fields: BTreeMap::from([
                 ("seconds".to_owned(), 1.5),
                 ("storage_bytes".to_owned(), 2.0e6),
@@ -366,11 +425,7 @@ mod tests {
             ]),
             distribution: vec![(50.0, 100.0), (99.9, 4000.0)],
             words: words.into(),
-            commit: String::new(),
-            machine: "2 × a processor".into(),
-            environment: BTreeMap::from([("qemu".to_owned(), "QEMU 7.2".to_owned())]),
-            ended: 1_795_876_200,
-            failure: failure.map(str::to_owned),
+            ..cell_for_tests(contender, what, failure)
         };
         let judged = |mut cell: Cell, kept: f64| {
             cell.fields.insert(PROMISE_KEPT.to_owned(), kept);
@@ -386,7 +441,13 @@ mod tests {
             judged(cell("retain-5", "host-dies", "PROMISE BROKEN: 1 lost", None), 0.0),
             cell("xfs", "fsync", "", Some("it hung\nmore")),
         ];
-        let html = page(&cells, &["f2fs: the guest's kernel has no f2fs".to_owned()]);
+        let set_aside = [
+            cell("retain", "fsync", "", Some("its disk was not served as asked")),
+            cell("nvm", "fsync", "", Some("?")),
+        ];
+        let absent = ["f2fs: the guest's kernel has no f2fs".to_owned()];
+        let shown = Shown { cells: &cells, set_aside: &set_aside, absent: &absent };
+        let html = shown.page();
         for expected in [
             "class=\"open\">12 of 40 lost",
             "class=\"good\">everything",
@@ -400,14 +461,17 @@ mod tests {
             "images in /dev/shm (tmpfs)",
             "amberlog, placement=retain,durable-within=5",
             "2 (1.5–2.5)",
+            "<li>retain, iteration 1, attempt 1: its disk was not served as asked</li><li>xfs, iteration 1, attempt 1: it hung</li>",
         ] {
             assert!(html.contains(expected), "{expected}: {html}");
         }
-        let table = table(&cells, &[]);
+        let table = shown.table();
         assert!(table.contains("| retain | not tried | everything | 12 of 40 lost | tcg |"), "{table}");
         assert!(table.contains("| retain | 2 | ") && table.contains("2 (1.5–2.5)"), "{table}");
         assert!(table.contains("fdatasync on blocks that are allocated"), "{table}");
         assert!(table.contains("| xfs | 0 |"), "what failed has no numbers: {table}");
+        assert!(table.contains("* xfs, iteration 1, attempt 1: it hung\n"), "and says why: {table}");
+        assert!(!table.contains("* nvm"), "nothing of it is shown: {table}");
     }
 
     #[test]
