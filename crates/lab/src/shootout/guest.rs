@@ -348,19 +348,21 @@ fn media_of_the_load(
     media
 }
 
-/// Runs a load to its end.
-pub(super) fn measure(options: &ShootOut, contender: &Contender, load: Load) -> Result<Measured> {
-    let stand = Stand::new(options, contender)?;
+/// What a load's guest does: prepares, waits to be told, runs the load, brings everything home, and tells its times.
+fn script(options: &ShootOut, contender: &Contender, load: Load) -> String {
     let (prepare, work) = load.lines(options.quick);
     // What is durable by age owes something of its preparation for so long.
     let wait = contender.served.durable_within().map_or_else(String::new, |age| format!("sleep {}", age + 1));
-    let script = format!(
+    // A journal's log is open from its first commit on. Under a load that changes nothing that is journaled that would come when the kernel's timer
+    // does, in the midst of it, and until then a held journal is none.
+    format!(
         "set -e
          {mount}
          mkdir -p /mnt/work
          {prepare}
          {unmount}
          {mount}
+         touch /mnt/begun
          sync
          echo 3 >/proc/sys/vm/drop_caches
          {wait}
@@ -382,8 +384,13 @@ pub(super) fn measure(options: &ShootOut, contender: &Contender, load: Load) -> 
         mount = Stand::mount(contender),
         unmount = Stand::unmount(contender),
         check = load.check(),
-    );
-    let mut spec = stand.spec(contender, load.name(), script)?;
+    )
+}
+
+/// Runs a load to its end.
+pub(super) fn measure(options: &ShootOut, contender: &Contender, load: Load) -> Result<Measured> {
+    let stand = Stand::new(options, contender)?;
+    let mut spec = stand.spec(contender, load.name(), script(options, contender, load))?;
     spec.programs.extend(load.programs());
     let (started, limit) = (Instant::now(), limit(contender));
     let mut guest = Guest::start(spec)?;
@@ -472,6 +479,32 @@ mod tests {
         };
         assert_eq!(limit(&contender(Accelerator::Kvm)), Duration::from_secs(1200));
         assert_eq!(limit(&contender(Accelerator::Tcg)), Duration::from_secs(4800));
+    }
+
+    /// With data=ordered nothing of `fsync` is journaled: its log was not open for the first five seconds, half of the run.
+    #[test]
+    fn every_log_is_open_before_the_clock_begins() {
+        let options = ShootOut {
+            out: PathBuf::new(),
+            images: None,
+            quick: true,
+            iterations: 1,
+            contenders: Vec::new(),
+            loads: Vec::new(),
+            has_deaths: false,
+            flush_us: 0,
+            takes_any_source: false,
+        };
+        for contender in contender::chosen(&[]).unwrap().0 {
+            for load in Load::ALL {
+                let script = script(&options, &contender, load);
+                let (before, after) = script.split_once("mark ready").unwrap();
+                let last_mount = before.rsplit("fail mount").next().unwrap();
+                let commit = last_mount.find("touch /mnt/begun\n").unwrap();
+                assert!(last_mount[commit..].trim_start().contains("sync\n"), "{script}");
+                assert!(after.contains("read -r begin"), "{script}");
+            }
+        }
     }
 
     #[test]
