@@ -129,6 +129,11 @@ pub(super) fn promise(file_system: FileSystem, mount: &str, served: Served, deat
     }
 }
 
+/// How many seconds after it is acknowledged a record of this contender's is durable at the latest, where that goes by age.
+pub(super) fn durable_within(name: &str) -> Option<u64> {
+    ALL.into_iter().find(|(known, ..)| *known == name)?.3.durable_within()
+}
+
 /// File system and mount options, who serves it, and what it promises, in words, of a contender's name.
 pub(super) fn described(name: &str) -> Option<[String; 3]> {
     let plain = name.strip_suffix("-stock").unwrap_or(name);

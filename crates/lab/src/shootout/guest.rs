@@ -2,7 +2,7 @@
 
 use super::contender::{Contender, FileSystem, Served};
 use super::kinds::Load;
-use super::{Measured, ShootOut};
+use super::{Measured, OPERATIONS, ShootOut};
 use crate::counters::{flattened, is_sum};
 use crate::error::{Error, FileContext, Result};
 use crate::journal_server::JournalServer;
@@ -349,8 +349,8 @@ fn media_of_the_load(
 }
 
 /// What a load's guest does: prepares, waits to be told, runs the load, brings everything home, and tells its times.
-fn script(options: &ShootOut, contender: &Contender, load: Load) -> String {
-    let (prepare, work) = load.lines(options.quick);
+fn script(quick: bool, rounds: u32, contender: &Contender, load: Load) -> String {
+    let (prepare, work) = load.lines(quick, rounds);
     // What is durable by age owes something of its preparation for so long.
     let wait = contender.served.durable_within().map_or_else(String::new, |age| format!("sleep {}", age + 1));
     // A journal's log is open from its first commit on. Under a load that changes nothing that is journaled that would come when the kernel's timer
@@ -388,9 +388,9 @@ fn script(options: &ShootOut, contender: &Contender, load: Load) -> String {
 }
 
 /// Runs a load to its end.
-pub(super) fn measure(options: &ShootOut, contender: &Contender, load: Load) -> Result<Measured> {
+pub(super) fn measure(options: &ShootOut, contender: &Contender, load: Load, rounds: u32) -> Result<Measured> {
     let stand = Stand::new(options, contender)?;
-    let mut spec = stand.spec(contender, load.name(), script(options, contender, load))?;
+    let mut spec = stand.spec(contender, load.name(), script(options.quick, rounds, contender, load))?;
     spec.programs.extend(load.programs());
     let (started, limit) = (Instant::now(), limit(contender));
     let mut guest = Guest::start(spec)?;
@@ -407,7 +407,7 @@ pub(super) fn measure(options: &ShootOut, contender: &Contender, load: Load) -> 
     let cpu_now = || (process_tree_cpu_seconds(process), stand.server.as_ref().map_or(0.0, JournalServer::cpu_seconds));
     let cpu_before = cpu_now();
     guest.tell("go")?;
-    guest.wait_mark("loaded", limit)?;
+    guest.wait_mark("loaded", limit * rounds)?;
     let cpu_loaded = cpu_now();
     // What amberlog says of itself from here on is of the end.
     let sampled_bytes = stand.sampled_bytes();
@@ -425,6 +425,8 @@ pub(super) fn measure(options: &ShootOut, contender: &Contender, load: Load) -> 
     }
     stand.was_in_force(contender, begun.saturating_duration_since(started).as_secs_f64(), sampled_bytes)?;
     let mut measured = told(&guest.final_report(), load)?;
+    let operations = load.operations(options.quick, rounds);
+    measured.fields.extend(operations.map(|count| (OPERATIONS.to_owned(), count as f64)));
     let (until_loaded, server) = (cpu_loaded.0 - cpu_before.0, cpu_loaded.1 - cpu_before.1);
     let all = (cpu_home.0 - cpu_before.0) + (cpu_home.1 - cpu_before.1);
     measured.fields.extend([
@@ -484,20 +486,9 @@ mod tests {
     /// With data=ordered nothing of `fsync` is journaled: its log was not open for the first five seconds, half of the run.
     #[test]
     fn every_log_is_open_before_the_clock_begins() {
-        let options = ShootOut {
-            out: PathBuf::new(),
-            images: None,
-            quick: true,
-            iterations: 1,
-            contenders: Vec::new(),
-            loads: Vec::new(),
-            has_deaths: false,
-            flush_us: 0,
-            takes_any_source: false,
-        };
         for contender in contender::chosen(&[]).unwrap().0 {
             for load in Load::ALL {
-                let script = script(&options, &contender, load);
+                let script = script(true, 1, &contender, load);
                 let (before, after) = script.split_once("mark ready").unwrap();
                 let last_mount = before.rsplit("fail mount").next().unwrap();
                 let commit = last_mount.find("touch /mnt/begun\n").unwrap();

@@ -69,6 +69,7 @@ fn differences(kept: &Conditions, here: &Conditions) -> Vec<String> {
         [kept.flush_us, here.flush_us].map(|us| format!("a flush of {us} µs")),
         [&kept.platform, &here.platform].map(|platform| format!("guests of {platform}")),
         [kept.begins_clean, here.begins_clean].map(begin),
+        [kept.rounds, here.rounds].map(|rounds| format!("rounds: {rounds}")),
         [&kept.images, &here.images].map(|images| place(images)),
     ];
     pairs.iter().filter(|[there, now]| there != now).map(|[there, now]| format!("{there}, and here {now}")).collect()

@@ -20,6 +20,7 @@ use crate::error::{Error, FileContext, Result};
 use crate::measured::Source;
 use crate::results;
 use contender::Contender;
+use kinds::Rounds;
 pub use kinds::{Death, Load};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -41,6 +42,8 @@ pub struct ShootOut {
     pub contenders: Vec<String>,
     /// Names of loads; all, if there is none.
     pub loads: Vec<String>,
+    /// How often each load is run on end, all within one measurement: "20" of all, "sqlite=4" of one; once, if there is none.
+    pub rounds: Vec<String>,
     /// Whether each contender is killed, too.
     pub has_deaths: bool,
     /// What a flush of the medium takes, in µs.
@@ -65,6 +68,9 @@ pub struct Conditions {
     /// The directory of the images and its file system; cells of earlier versions do not say.
     #[serde(default)]
     pub images: String,
+    /// How often the load was run on end; once in cells of earlier versions.
+    #[serde(default = "once")]
+    pub rounds: u32,
 }
 
 /// One cell: a load measured, or a death survived.
@@ -111,10 +117,19 @@ impl Cell {
     fn source(&self) -> Source {
         Source { commit: self.commit.clone(), machine: self.machine.clone() }
     }
+
+    /// Whether a load was over before three times the age had passed within which its contender's data are durable.
+    fn is_short(&self) -> bool {
+        let age = contender::durable_within(&self.contender).filter(|age| *age > 0);
+        let is_load = Load::ALL.iter().any(|load| load.name() == self.what);
+        is_load && age.zip(self.fields.get("seconds")).is_some_and(|(age, seconds)| *seconds < 3.0 * age as f64)
+    }
 }
 
 /// A field of a cell: 1 if what its contender promises for this death was kept, 0 if not; there is none where nothing is promised.
 pub(crate) const PROMISE_KEPT: &str = "promise_kept";
+/// A field of a cell: how many operations were timed.
+const OPERATIONS: &str = "operations";
 
 /// Runs what has no result yet, and makes the page, of what there is also when it ends early; gives how many cells failed.
 ///
@@ -125,6 +140,7 @@ pub fn run(options: &ShootOut) -> Result<usize> {
     let (contenders, mut absent) = contender::chosen(&options.contenders)?;
     let (loads, absent_loads) = kinds::chosen(&options.loads)?;
     absent.extend(absent_loads);
+    let rounds = Rounds::parse(&options.rounds)?;
     let raw = options.out.join("raw");
     std::fs::create_dir_all(&raw).at("make", &raw)?;
     for reason in &absent {
@@ -136,6 +152,7 @@ pub fn run(options: &ShootOut) -> Result<usize> {
         here: Source::here(),
         environment: crate::machine::describe(),
         images: place(&options.images.clone().unwrap_or_else(std::env::temp_dir)),
+        rounds,
     };
     run.refuse_others(&contenders, &loads)?;
     let mut cells = Vec::new();
@@ -184,6 +201,7 @@ struct Run<'a> {
     here: Source,
     environment: BTreeMap<String, String>,
     images: String,
+    rounds: Rounds,
 }
 
 impl Run<'_> {
@@ -195,9 +213,8 @@ impl Run<'_> {
             let (before, from) = contenders.split_at(iteration as usize % contenders.len().max(1));
             for contender in from.iter().chain(before) {
                 for load in loads {
-                    cells.extend(
-                        self.kept_or(contender, load.name(), iteration, || guest::measure(options, contender, *load))?,
-                    );
+                    let measure = || guest::measure(options, contender, *load, self.rounds.of(*load));
+                    cells.extend(self.kept_or(contender, load.name(), iteration, measure)?);
                 }
                 for death in self.deaths(contender, iteration) {
                     cells.extend(
@@ -223,7 +240,7 @@ impl Run<'_> {
                 let names = loads.iter().map(|load| load.name());
                 for what in names.chain(self.deaths(contender, iteration).map(Death::name)) {
                     let name = file_name(contender, what, iteration);
-                    let here = self.conditions(contender);
+                    let here = self.conditions(contender, what);
                     if let Some(kept) = results::read::<Cell>(&self.raw.join(&name))? {
                         others.look_at(&name, &kept, &here, &self.here, self.options.takes_any_source);
                     }
@@ -233,13 +250,15 @@ impl Run<'_> {
         others.refuse(&self.raw)
     }
 
-    fn conditions(&self, contender: &Contender) -> Conditions {
+    fn conditions(&self, contender: &Contender, what: &str) -> Conditions {
+        let load = Load::ALL.into_iter().find(|load| load.name() == what);
         Conditions {
             quick: self.options.quick,
             flush_us: self.options.flush_us,
             platform: contender.platform.describe(),
             begins_clean: true,
             images: self.images.clone(),
+            rounds: load.map_or(1, |load| self.rounds.of(load)),
         }
     }
 
@@ -251,7 +270,7 @@ impl Run<'_> {
         measure: impl FnOnce() -> Result<Measured>,
     ) -> Result<Option<Cell>> {
         let path = self.raw.join(file_name(contender, what, iteration));
-        let (conditions, here) = (self.conditions(contender), &self.here);
+        let (conditions, here) = (self.conditions(contender, what), &self.here);
         // What has figures is of these conditions and this source, or it would have been refused.
         let kept = results::read::<Cell>(&path)?;
         if kept.as_ref().is_some_and(|kept| kept.failure.is_none()) || guest_kit::interrupt::is_requested() {
@@ -319,6 +338,7 @@ pub(crate) fn cell_for_tests(contender: &str, what: &str, failure: Option<&str>)
             platform: "tcg".to_owned(),
             begins_clean: true,
             images: "/dev/shm (tmpfs)".to_owned(),
+            rounds: 1,
         },
         fields: BTreeMap::new(),
         distribution: Vec::new(),

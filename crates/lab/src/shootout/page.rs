@@ -10,6 +10,7 @@ use crate::report::sample;
 use crate::statistics::Summary;
 use charts::{Bar, Bars, Lines, Series, bars, key, lines};
 use maud::{Markup, html};
+use std::collections::BTreeSet;
 use std::fmt::Write;
 
 const COLUMNS: [(&str, &str); 14] = [
@@ -30,7 +31,7 @@ const COLUMNS: [(&str, &str); 14] = [
 ];
 
 /// What the figures do not say by themselves.
-const HOW_TO_READ: [&str; 9] = [
+const HOW_TO_READ: [&str; 10] = [
     "A figure is the mean of n iterations, in brackets the lowest and the highest of them; bars have intervals of 95 % where n is 2 or more.",
     "Seconds and the host's processor time end when the load has made durable what it makes durable; 'until all is home' ends when the file system is unmounted, and what a journal still owed is in its place. Bytes and flushes are counted until the VM has ended, so they belong to the latter.",
     "The host's page cache takes no part, but for the contenders that end in '-cached': the medium is a file behind FUSE that nothing is cached of, and QEMU's 'writeback' and 'unsafe' pay a round trip for each write on it. '-cached' is QEMU on the file behind the medium, all of it in the host's page cache: of it nobody counts bytes or flushes, its writes are not on storage when it is 'home', and nobody kills it.",
@@ -39,6 +40,7 @@ const HOW_TO_READ: [&str; 9] = [
     "Colours of what survives: whether the contender kept its promise, not whether nothing was lost. Where nothing is promised there is no colour. What is promised by age is held to it with one second more, for a write-out.",
     "Load 'fsync' calls fdatasync on blocks that are allocated: a file system that journals no data has no metadata to write for it.",
     "A curve of latencies is of all iterations together; p50, p99 and p99.9 are means of the iterations' own.",
+    "'Shorter than three ages': the load was over before three times the age had passed within which this contender's data are durable. What it sent to storage it sent at the load's end or as its log was full, hardly by age; more rounds (--rounds) show a steady state.",
     "Deaths are n = 1: what they show to be lost can be lost; that nothing was is one observation.",
 ];
 
@@ -86,6 +88,15 @@ fn value(cells: &[Cell], contender: &str, what: &str, field: &str) -> Option<Spr
     let values: Vec<f64> = of.filter_map(|cell| cell.fields.get(field).copied()).collect();
     let [low, high] = [f64::min, f64::max].map(|one| values.iter().copied().reduce(one));
     Some(Spread { summary: Summary::of(&values)?, low: low?, high: high? })
+}
+
+/// Behind the number of iterations of who is durable by age, and had no time to be.
+const SHORT: &str = ", shorter than three ages";
+
+fn is_short(cells: &[Cell], contender: &str, what: &str) -> bool {
+    cells
+        .iter()
+        .any(|cell| cell.contender == contender && cell.what == what && cell.failure.is_none() && cell.is_short())
 }
 
 /// One curve of all iterations' latencies, each of which counts the same: µs, and the per cent of operations that were done within.
@@ -165,7 +176,13 @@ fn is_quick(cells: &[Cell]) -> bool {
 fn loads_in_words(cells: &[Cell]) -> Vec<String> {
     let quick = is_quick(cells);
     let all = Load::ALL.into_iter().filter(|load| loads(cells).iter().any(|name| name == load.name()));
-    all.map(|load| format!("{}: {}", load.name(), load.in_words(quick))).collect()
+    let mut lines = Vec::new();
+    for load in all {
+        let of = cells.iter().filter(|cell| cell.what == load.name());
+        let rounds: BTreeSet<u32> = of.map(|cell| cell.conditions.rounds).collect();
+        lines.extend(rounds.into_iter().map(|rounds| format!("{}: {}", load.name(), load.in_words(quick, rounds))));
+    }
+    lines
 }
 
 fn shown(field: &str, value: f64) -> String {
@@ -281,10 +298,11 @@ fn table(shown: Shown<'_>) -> String {
         let _ = writeln!(text, "\n| {load} | n | {} |\n|---|---|{}", header.join(" | "), "---|".repeat(COLUMNS.len()));
         for (name, _) in contenders(cells) {
             let count = value(cells, &name, &load, "seconds").map_or(0, |spread| spread.summary.count);
+            let short = if is_short(cells, &name, &load) { SHORT } else { "" };
             let row = COLUMNS.map(|(field, _)| {
                 value(cells, &name, &load, field).map_or_else(String::new, |spread| spread.shown(field))
             });
-            let _ = writeln!(text, "| {name} | {count} | {} |", row.join(" | "));
+            let _ = writeln!(text, "| {name} | {count}{short} | {} |", row.join(" | "));
         }
         text += &listed_failures(&shown.failures(&load));
     }
@@ -377,7 +395,10 @@ fn of_load(shown: Shown<'_>, load: &str, names: &[(String, String)], looks: &[Se
         .map(|(name, _)| {
             let count = value(cells, name, load, "seconds").map_or(0, |one| one.summary.count);
             let is_few = sample(count, ITERATIONS) != charts::Sample::Enough;
-            let mut row = vec![html! { (name) }, html! { (count) @if is_few { ", too small" } }];
+            let mut row = vec![
+                html! { (name) },
+                html! { (count) @if is_few { ", too small" } @if is_short(cells, name, load) { (SHORT) } },
+            ];
             row.extend(COLUMNS.iter().map(
                 |(field, _)| html! { @if let Some(one) = value(cells, name, load, field) { (one.shown(field)) } },
             ));
