@@ -150,7 +150,7 @@ pub(super) fn described(name: &str) -> Option<[String; 3]> {
 const EXT4: FileSystem = FileSystem::Ext4 { features: "" };
 const PLAIN: Served = Served::Amberlog("storage");
 
-const ALL: [(&str, FileSystem, &str, Served); 31] = [
+const ALL: [(&str, FileSystem, &str, Served); 33] = [
     ("ext4-ordered", EXT4, "data=ordered", PLAIN),
     ("ext4-journal", EXT4, "data=journal", PLAIN),
     ("ext4-fast-commit", FileSystem::Ext4 { features: "fast_commit" }, "data=ordered", PLAIN),
@@ -166,6 +166,8 @@ const ALL: [(&str, FileSystem, &str, Served); 31] = [
     ("qemu-none-journal", EXT4, "data=journal", Served::Qemu(Cache::None)),
     ("qemu-unsafe", EXT4, "data=ordered", Served::Qemu(Cache::Unsafe)),
     ("qemu-unsafe-journal", EXT4, "data=journal", Served::Qemu(Cache::Unsafe)),
+    ("qemu-writeback-cached", EXT4, "data=ordered", Served::QemuCached(Cache::Writeback)),
+    ("qemu-writeback-journal-cached", EXT4, "data=journal", Served::QemuCached(Cache::Writeback)),
     ("qemu-unsafe-cached", EXT4, "data=ordered", Served::QemuCached(Cache::Unsafe)),
     ("qemu-unsafe-journal-cached", EXT4, "data=journal", Served::QemuCached(Cache::Unsafe)),
     ("retain", EXT4, "data=journal", Served::Amberlog("retain")),
@@ -327,9 +329,15 @@ mod tests {
             "retain",
             "retain-never-hot",
             "copy",
+            "qemu-writeback-journal-cached",
         ] {
             assert_eq!(of(name), Promise::Nothing, "{name}");
         }
+        let [_, served, promised] = described("qemu-writeback-journal-cached").unwrap();
+        assert_eq!(
+            (served.as_str(), promised.as_str()),
+            ("QEMU, cache=writeback, on the file behind the medium", "not tried")
+        );
         let [_, served, promised] = described("retain-5").unwrap();
         assert_eq!(served, "amberlog, placement=retain,durable-within=5");
         assert_eq!(promised, "guest or VMM dies: everything; host dies: what is older than 5 s");

@@ -10,6 +10,7 @@
 //! others go on. What was measured otherwise is not written over: the run is refused ([`kept`]).
 
 mod contender;
+mod goals;
 mod guest;
 mod kept;
 mod kinds;
@@ -118,6 +119,20 @@ impl Cell {
         Source { commit: self.commit.clone(), machine: self.machine.clone() }
     }
 
+    /// A field, or what follows from some.
+    fn figure(&self, field: &str) -> Option<f64> {
+        if field != RATE {
+            return self.fields.get(field).copied();
+        }
+        let counted = self.fields.get(OPERATIONS).copied().or_else(|| {
+            // Cells of earlier versions do not say; their loads were as large.
+            let load = Load::ALL.into_iter().find(|load| load.name() == self.what)?;
+            Some(load.operations(self.conditions.quick, self.conditions.rounds)? as f64)
+        });
+        let seconds = self.fields.get("seconds").copied().filter(|seconds| *seconds > 0.0);
+        counted.zip(seconds).map(|(count, seconds)| count / seconds)
+    }
+
     /// Whether a load was over before three times the age had passed within which its contender's data are durable.
     fn is_short(&self) -> bool {
         let age = contender::durable_within(&self.contender).filter(|age| *age > 0);
@@ -130,6 +145,8 @@ impl Cell {
 pub(crate) const PROMISE_KEPT: &str = "promise_kept";
 /// A field of a cell: how many operations were timed.
 const OPERATIONS: &str = "operations";
+/// What follows from it and the load's time.
+const RATE: &str = "operations_per_second";
 
 /// Runs what has no result yet, and makes the page, of what there is also when it ends early; gives how many cells failed.
 ///

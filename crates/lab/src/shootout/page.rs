@@ -3,7 +3,7 @@
 use super::contender::described;
 use super::guest::{GUEST_MIB, IMAGE_MIB, JOURNAL_MIB};
 use super::kinds::{Death, Load};
-use super::{Cell, PROMISE_KEPT};
+use super::{Cell, PROMISE_KEPT, RATE, goals};
 use crate::catalogue::ITERATIONS_OF_A_PAPER as ITERATIONS;
 use crate::fields::grouped;
 use crate::report::sample;
@@ -13,10 +13,11 @@ use maud::{Markup, html};
 use std::collections::BTreeSet;
 use std::fmt::Write;
 
-const COLUMNS: [(&str, &str); 14] = [
+const COLUMNS: [(&str, &str); 15] = [
     ("p50_us", "p50, µs"),
     ("p99_us", "p99, µs"),
     ("p999_us", "p99.9, µs"),
+    (RATE, "operations per second"),
     ("seconds", "seconds"),
     ("seconds_until_home", "seconds until all is home and unmounted"),
     ("storage_bytes", "MB to storage"),
@@ -34,7 +35,7 @@ const COLUMNS: [(&str, &str); 14] = [
 const HOW_TO_READ: [&str; 10] = [
     "A figure is the mean of n iterations, in brackets the lowest and the highest of them; bars have intervals of 95 % where n is 2 or more.",
     "Seconds and the host's processor time end when the load has made durable what it makes durable; 'until all is home' ends when the file system is unmounted, and what a journal still owed is in its place. Bytes and flushes are counted until the VM has ended, so they belong to the latter.",
-    "The host's page cache takes no part, but for the contenders that end in '-cached': the medium is a file behind FUSE that nothing is cached of, and QEMU's 'writeback' and 'unsafe' pay a round trip for each write on it. '-cached' is QEMU on the file behind the medium, all of it in the host's page cache: of it nobody counts bytes or flushes, its writes are not on storage when it is 'home', and nobody kills it.",
+    "The host's page cache takes no part, but for the contenders that end in '-cached': the medium is a file behind FUSE that nothing is cached of, so QEMU's 'unsafe' pays a round trip for each write on it, and 'writeback', which differs from 'none' by the page cache alone, is 'none' by another name. '-cached' is QEMU on the file behind the medium, all of it in the host's page cache: of it nobody counts bytes or flushes, its writes are not on storage when it is 'home', and nobody kills it; a flush of 'writeback' takes there what the file system below takes for it (on tmpfs nothing), and not the time that is said above.",
     "A flush of the medium takes at least the time that is said above, and no other write reaches the medium meanwhile.",
     "A power cut drops exactly what no flush covered, and all that was in the host's memory. 'Lost' is a count of acknowledged records; it says nothing of damage, which stands beside it where e2fsck found any.",
     "Colours of what survives: whether the contender kept its promise, not whether nothing was lost. Where nothing is promised there is no colour. What is promised by age is held to it with one second more, for a write-out.",
@@ -85,7 +86,7 @@ fn loads(cells: &[Cell]) -> Vec<String> {
 
 fn value(cells: &[Cell], contender: &str, what: &str, field: &str) -> Option<Spread> {
     let of = cells.iter().filter(|cell| cell.contender == contender && cell.what == what && cell.failure.is_none());
-    let values: Vec<f64> = of.filter_map(|cell| cell.fields.get(field).copied()).collect();
+    let values: Vec<f64> = of.filter_map(|cell| cell.figure(field)).collect();
     let [low, high] = [f64::min, f64::max].map(|one| values.iter().copied().reduce(one));
     Some(Spread { summary: Summary::of(&values)?, low: low?, high: high? })
 }
@@ -293,6 +294,13 @@ fn table(shown: Shown<'_>) -> String {
         let _ = writeln!(text, "| {name} | {deaths} | {platform} |");
     }
     text += &listed_failures(&shown.failures_of_deaths());
+    let judged = goals::judged(cells);
+    if !judged.is_empty() {
+        let columns = goals::COLUMNS;
+        let _ = writeln!(text, "\n| {} |\n|{}", columns.join(" | "), "---|".repeat(columns.len()));
+        judged.iter().for_each(|goal| text += &format!("| {} |\n", goal.row.join(" | ")));
+        let _ = writeln!(text, "\n{}", goals::HOW_TO_READ);
+    }
     for load in loads(cells) {
         let header: Vec<&str> = COLUMNS.iter().map(|(_, words)| *words).collect();
         let _ = writeln!(text, "\n| {load} | n | {} |\n|---|---|{}", header.join(" | "), "---|".repeat(COLUMNS.len()));
@@ -336,6 +344,13 @@ fn page(shown: Shown<'_>) -> String {
             (String::new(), row)
         })
         .collect();
+    let judged: Vec<(String, Vec<Markup>)> = goals::judged(cells)
+        .into_iter()
+        .map(|goals::Judged { row: [goal, load, ratio, count, verdict], class }| {
+            let plain = [goal, load, ratio, count].map(|words| html! { (words) });
+            (String::new(), plain.into_iter().chain([html! { span class=(class) { (verdict) } }]).collect())
+        })
+        .collect();
     let body = html! {
         h1 { "Where a journal can live: a shoot-out" }
         p { "The same guest and the same medium. Each contender runs each load, and is killed in three ways while it acknowledges records one by one. " (common(cells)) }
@@ -350,6 +365,11 @@ fn page(shown: Shown<'_>) -> String {
         h2 { "What survives" }
         (charts::table(&["contender", "guest dies", "VMM dies", "host dies", "platform"], &survivors))
         (failures_as_markup(&shown.failures_of_deaths()))
+        @if !judged.is_empty() {
+            h2 { "Goals" }
+            p { (goals::HOW_TO_READ) }
+            (charts::table(&goals::COLUMNS, &judged))
+        }
         (key(&looks))
         @for load in loads(cells) { (of_load(shown, &load, &names, &looks)) }
     };
@@ -486,6 +506,7 @@ mod tests {
         ] {
             assert!(html.contains(expected), "{expected}: {html}");
         }
+        assert!(!html.contains("<h2>Goals"), "there is nothing to judge");
         let table = shown.table();
         assert!(table.contains("| retain | not tried | everything | 12 of 40 lost | tcg |"), "{table}");
         assert!(table.contains("| retain | 2 | ") && table.contains("2 (1.5–2.5)"), "{table}");
@@ -493,6 +514,38 @@ mod tests {
         assert!(table.contains("| xfs | 0 |"), "what failed has no numbers: {table}");
         assert!(table.contains("* xfs, iteration 1, attempt 1: it hung\n"), "and says why: {table}");
         assert!(!table.contains("* nvm"), "nothing of it is shown: {table}");
+    }
+
+    #[test]
+    fn goals_rates_rounds_and_short_loads_are_on_the_page() {
+        let cells: Vec<Cell> =
+            [("retain-5", 2.0), ("retain-5", 2.1), ("qemu-none-journal", 64.0), ("qemu-none-journal", 66.0)]
+                .into_iter()
+                .map(|(contender, seconds)| {
+                    let mut cell = cell_for_tests(contender, "fsync", None);
+                    (cell.conditions.quick, cell.conditions.rounds) = (false, 2);
+                    cell.fields.extend([("seconds".to_owned(), seconds), ("storage_bytes".to_owned(), 1e6 * seconds)]);
+                    cell
+                })
+                .collect();
+        let shown = Shown { cells: &cells, set_aside: &[], absent: &[] };
+        let table = shown.table();
+        for expected in [
+            "fsync: 32 MiB, 4 KiB at random places of a file of 64 MiB, fdatasync after each; these are 2 rounds on end",
+            "| retain-5, seconds: at most 1 × qemu-none-journal | fsync | 0.03 (0.0",
+            "| 2, 2 | met, shorter than three ages |",
+            "| retain-5 | 2, shorter than three ages |",
+            "(3,900.95–4,096)",
+            "operations per second",
+        ] {
+            assert!(table.contains(expected), "{expected}: {table}");
+        }
+        let html = shown.page();
+        for expected in
+            ["<h2>Goals", "class=\"good\">met, shorter than three ages", "2, too small, shorter than three ages"]
+        {
+            assert!(html.contains(expected), "{expected}: {html}");
+        }
     }
 
     #[test]
