@@ -77,7 +77,7 @@ bench: packages
 BENCH_COMMIT = $(or $(shell git describe --always --dirty 2>/dev/null),release)
 
 # Both modes of ext4's journal under QEMU's own disks, and under each age. On the medium `qemu-writeback` is `qemu-none`, so it is on the file behind it, in the host's page cache.
-DURABLE_CONTENDERS := qemu-none,qemu-none-journal,qemu-writeback-cached,qemu-writeback-journal-cached,qemu-unsafe,qemu-unsafe-journal,qemu-unsafe-journal-cached,retain,retain-5,retain-5-ordered,retain-0,retain-0-ordered
+DURABLE_CONTENDERS := qemu-none,qemu-none-journal,qemu-none-journal-iothread,qemu-writeback-cached,qemu-writeback-journal-cached,qemu-unsafe,qemu-unsafe-journal,qemu-unsafe-journal-cached,retain,retain-5,retain-5-ordered,retain-0,retain-0-ordered
 
 # So that every load lasts three ages of five seconds and more under the fastest of them; the slowest take many minutes for it, and all of them some nine hours. `DURABLE_ROUNDS=1` is a short look.
 DURABLE_ROUNDS ?= 16,sqlite=4,sqlite_wal=10,append=20,overwrite=26,untar=26,postmark=12

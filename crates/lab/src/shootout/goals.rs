@@ -117,11 +117,11 @@ impl Goal {
             Bound::AtLeast(limit) => ("at least", limit),
             Bound::AtMost(limit) => ("at most", limit),
         };
-        let between = interval.map_or_else(String::new, |one| format!(" ({:.2}–{:.2})", one.low, one.high));
+        let between = interval.map_or_else(String::new, |one| format!(" ({:.3}–{:.3})", one.low, one.high));
         let row = [
             format!("{}, {}: {side} {limit} × {}", self.contender, self.figure.1, self.reference),
             load.name().to_owned(),
-            format!("{ratio:.2}{between}"),
+            format!("{ratio:.3}{between}"),
             format!("{}, {}", own.count, other.count),
             verdict,
         ];
@@ -176,7 +176,7 @@ mod tests {
             (judged[0].row[2].clone(), judged[0].row[4].clone(), judged[0].class)
         };
         let (ratio, verdict, class) = of(&[100.0, 101.0, 102.0]);
-        assert!(ratio.starts_with("1.01 (0.9") && ratio.ends_with(')'), "{ratio}");
+        assert!(ratio.starts_with("1.010 (0.9") && ratio.ends_with(')'), "{ratio}");
         assert_eq!((verdict.as_str(), class), ("met", "good"));
         assert_eq!(of(&[130.0, 131.0, 132.0]).1, "missed");
         assert_eq!(of(&[100.0, 110.0, 120.0]).1, "unclear");
@@ -218,7 +218,7 @@ mod tests {
         ]
         .concat();
         let words = |all: &[Cell]| judged(all)[0].row.join(" | ");
-        assert!(words(&all).ends_with("| 0.50 (0.50–0.50) | 2, 2 | met"), "{}", words(&all));
+        assert!(words(&all).ends_with("| 0.500 (0.500–0.500) | 2, 2 | met"), "{}", words(&all));
         let mut short = all.clone();
         short[0].fields.insert("seconds".to_owned(), 14.9);
         assert!(words(&short).ends_with("met, shorter than three ages"), "{}", words(&short));

@@ -151,6 +151,11 @@ impl Stand {
         }
         Ok(match contender.served {
             Served::Qemu(cache) => spec.drives(vec![Drive::new(image, cache)]),
+            Served::QemuIothread(cache) => {
+                let mut drive = Drive::new(image, cache);
+                drive.has_iothread = true;
+                spec.drives(vec![drive])
+            }
             Served::QemuCached(cache) => spec.drives(vec![Drive::new(self.backing(), cache)]),
             Served::Amberlog(placement) => {
                 let mut disk: OsString = image.into();
@@ -397,7 +402,7 @@ pub(super) fn measure(options: &ShootOut, contender: &Contender, load: Load, rou
     guest.wait_mark("ready", limit)?;
     let before = match contender.served {
         Served::Amberlog(_) => counted_so_far(&stand.samples(), &contender.name)?,
-        Served::Qemu(_) | Served::QemuCached(_) => BTreeMap::new(),
+        Served::Qemu(_) | Served::QemuIothread(_) | Served::QemuCached(_) => BTreeMap::new(),
     };
     let begun = Instant::now();
     let storage = stand.storage.as_ref().ok_or_else(|| Error::Told("the medium is not mounted".to_owned()))?;
@@ -474,11 +479,7 @@ mod tests {
     /// A load of 98 s on a slow machine had 300.
     #[test]
     fn a_phase_has_many_times_what_it_takes() {
-        let contender = |accelerator| {
-            let mut one = contender::chosen(&["retain".to_owned()]).unwrap().0.remove(0);
-            one.platform.accelerator = accelerator;
-            one
-        };
+        let contender = |accelerator| contender::all_for_tests(accelerator).remove(0);
         assert_eq!(limit(&contender(Accelerator::Kvm)), Duration::from_secs(1200));
         assert_eq!(limit(&contender(Accelerator::Tcg)), Duration::from_secs(4800));
     }
@@ -486,7 +487,7 @@ mod tests {
     /// With data=ordered nothing of `fsync` is journaled: its log was not open for the first five seconds, half of the run.
     #[test]
     fn every_log_is_open_before_the_clock_begins() {
-        for contender in contender::chosen(&[]).unwrap().0 {
+        for contender in contender::all_for_tests(Accelerator::Kvm) {
             for load in Load::ALL {
                 let script = script(true, 1, &contender, load);
                 let (before, after) = script.split_once("mark ready").unwrap();

@@ -532,10 +532,10 @@ mod tests {
         let table = shown.table();
         for expected in [
             "fsync: 32 MiB, 4 KiB at random places of a file of 64 MiB, fdatasync after each; these are 2 rounds on end",
-            "| retain-5, seconds: at most 1 × qemu-none-journal | fsync | 0.03 (0.0",
+            "| retain-5, seconds: at most 1 × qemu-none-journal | fsync | 0.032 (0.0",
             "| 2, 2 | met, shorter than three ages |",
             "| retain-5 | 2, shorter than three ages |",
-            "(3,900.95–4,096)",
+            "| 3,998 (3,901–4,096) | 2.05 (2–2.1) |",
             "operations per second",
         ] {
             assert!(table.contains(expected), "{expected}: {table}");
