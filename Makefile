@@ -8,7 +8,7 @@
 #   make doc      the crates' own pages: target/doc/amberlog/index.html
 #   make unused   dependencies that nothing needs (cargo-machete)
 #   make mutate   small changes of what differs from BASE (origin/main), which some test must see (cargo-mutants)
-#   make bench    the figures of docs/results/benchmarks.md
+#   make bench    the figures of docs/results/benchmarks.md; its last part takes hours, DURABLE_ROUNDS=1 does not
 #   make crash    the long crash rounds, upgrades, many VMs
 #   make nemesis  harm to a journal server's files and network, ROUNDS of it
 #   make variety  guests of every kind, killed and judged       CASES=PATTERN ROUNDS=N SEED=N MINUTES=N PLACEMENT=P KILLS=N
@@ -26,7 +26,7 @@ export PATH := $(PATH):$(HOME)/.cargo/bin
 
 PHASE := scripts/phase.sh
 
-.PHONY: demo test lint doc unused mutate bench crash nemesis variety mutants packages nats-server release install packages-deb packages-test clean
+.PHONY: demo test lint doc unused mutate bench bench-durable crash nemesis variety mutants packages nats-server release install packages-deb packages-test clean
 
 demo: packages
 	@$(PHASE) "release build" cargo build --release --workspace
@@ -65,16 +65,28 @@ packages:
 nats-server:
 	@$(PHASE) "nats-server" scripts/fetch-nats-server.sh
 
+# The durable part goes on where it was; what is before it begins anew.
 bench: packages
 	@$(PHASE) "release build" cargo build --release --workspace
-	@cargo run --release --quiet -p guest-kit --bin bench
-	@for flush_us in 2000 0; do \
-		$(PHASE) "durability by age beside QEMU's caches, a flush of $$flush_us us" target/release/amberlog-lab shoot-out --no-deaths --iterations 3 \
-			--contenders $(DURABLE_CONTENDERS) --flush-us $$flush_us --images /dev/shm --out target/bench-durable-$$flush_us || exit 1; \
-	done
+	@cargo run --release --quiet -p guest-kit --bin bench -- --json target/bench-$(BENCH_COMMIT).json; bench=$$?; \
+		$(MAKE) bench-durable && exit $$bench
 
-# Both modes of ext4's journal under QEMU's own disks, and under each age.
-DURABLE_CONTENDERS := qemu-none,qemu-none-journal,qemu-writeback,qemu-writeback-journal,qemu-unsafe,qemu-unsafe-journal,retain,retain-5,retain-5-ordered,retain-0,retain-0-ordered
+# A contender that fails leaves the other drive to be measured.
+bench-durable: packages
+	@$(PHASE) "release build" cargo build --release --workspace
+	@failed=0; for flush_us in 2000 0; do \
+		$(PHASE) "durability by age beside QEMU's caches, a flush of $$flush_us us" target/release/amberlog-lab shoot-out --no-deaths --iterations 3 \
+			--contenders $(DURABLE_CONTENDERS) --rounds $(DURABLE_ROUNDS) --flush-us $$flush_us --images /dev/shm --out target/bench-durable-$(BENCH_COMMIT)-$$flush_us || failed=1; \
+	done; exit $$failed
+
+# Cells of another program are not written over.
+BENCH_COMMIT = $(or $(shell git describe --always --dirty 2>/dev/null),release)
+
+# Both modes of ext4's journal under QEMU's own disks, and under each age. On the medium `qemu-writeback` is `qemu-none`, so it is on the file behind it, in the host's page cache.
+DURABLE_CONTENDERS := qemu-none,qemu-none-journal,qemu-none-journal-iothread,qemu-writeback-cached,qemu-writeback-journal-cached,qemu-unsafe,qemu-unsafe-journal,qemu-unsafe-journal-cached,retain,retain-5,retain-5-ordered,retain-0,retain-0-ordered
+
+# So that every load lasts three ages of five seconds and more under the fastest of them; the slowest take many minutes for it, and all of them some nine hours. `DURABLE_ROUNDS=1` is a short look.
+DURABLE_ROUNDS ?= 16,sqlite=4,sqlite_wal=10,append=20,overwrite=26,untar=26,postmark=12
 
 crash: packages nats-server
 	@$(PHASE) "release build" cargo build --release --workspace

@@ -46,7 +46,7 @@ impl GuestSpec {
         add(&["-append", &words.join(" ")]);
         if let Disks::Plain(drives) = &self.disks {
             for (index, drive) in drives.iter().enumerate() {
-                let node = serde_json::json!({
+                let mut node = serde_json::json!({
                     "driver": "raw",
                     "node-name": format!("disk{index}"),
                     "read-only": drive.read_only,
@@ -57,8 +57,14 @@ impl GuestSpec {
                     },
                     "file": { "driver": "file", "filename": drive.image.to_string_lossy() },
                 });
+                let mut device = format!("virtio-blk-pci,drive=disk{index}");
+                if drive.has_iothread {
+                    node["file"]["aio"] = "io_uring".into();
+                    add(&["-object", &format!("iothread,id=thread{index}")]);
+                    device += &format!(",iothread=thread{index}");
+                }
                 add(&["-blockdev", &node.to_string()]);
-                add(&["-device", &format!("virtio-blk-pci,drive=disk{index}")]);
+                add(&["-device", &device]);
             }
         }
         arguments.extend(self.qemu_arguments.iter().cloned());
@@ -88,6 +94,13 @@ mod tests {
         let first = words.iter().position(|word| word.ends_with("drive=disk0")).unwrap();
         let second = words.iter().position(|word| word.ends_with("drive=disk1")).unwrap();
         assert!(first < second);
+        assert!(!words.iter().any(|word| word.contains("iothread") || word.contains("aio")), "{words:?}");
+        let mut drive = Drive::new("/a.img", Cache::None);
+        drive.has_iothread = true;
+        let words = text(&GuestSpec::new("test", "true").drives(vec![drive]));
+        assert!(words.iter().any(|word| word == "iothread,id=thread0"));
+        assert!(words.iter().any(|word| word == "virtio-blk-pci,drive=disk0,iothread=thread0"));
+        assert!(words.iter().any(|word| word.contains(r#""aio":"io_uring""#)));
         spec = spec.wrapper(["amberlog", "run"]);
         assert!(!text(&spec).iter().any(|word| word.starts_with("virtio-blk")));
     }

@@ -26,12 +26,14 @@ pub struct Drive {
     pub cache: Cache,
     /// The guest cannot write it.
     pub read_only: bool,
+    /// A thread of its own serves it, through io_uring; otherwise QEMU's main loop does, with a pool of threads.
+    pub has_iothread: bool,
 }
 
 impl Drive {
     /// A writable drive.
     pub fn new(image: impl Into<PathBuf>, cache: Cache) -> Self {
-        Self { image: image.into(), cache, read_only: false }
+        Self { image: image.into(), cache, read_only: false, has_iothread: false }
     }
 }
 

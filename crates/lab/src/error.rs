@@ -82,6 +82,24 @@ pub enum Error {
         /// What differs in the first of them: `scale: 1 there, 0.1 here`.
         differs: String,
     },
+    /// A shoot-out's directory has cells that were measured otherwise than it would measure them.
+    #[error(
+        "{} has {count} cells that were measured otherwise than this command would ({cell}: {differences}): they are not written over; choose another \
+         directory with --out{or_any_source}",
+        path.display()
+    )]
+    OtherConditions {
+        /// The directory.
+        path: PathBuf,
+        /// How many.
+        count: usize,
+        /// The first of them.
+        cell: String,
+        /// In what it differs.
+        differences: String,
+        /// What else can be done.
+        or_any_source: &'static str,
+    },
     /// The run was told to end.
     #[error("interrupted; the same command goes on where it was")]
     Interrupted,

@@ -165,6 +165,10 @@ struct ShootOutArgs {
     /// Only these loads: fsync, sqlite, sqlite_wal, postgresql, rocksdb, varmail, append, overwrite, untar, postmark.
     #[arg(long, value_delimiter = ',')]
     loads: Vec<String>,
+    /// How often each load is run on end, within one measurement: a number for all, LOAD=NUMBER for one [default: 1]. Who is durable by age shows
+    /// what that costs in loads of three ages and more.
+    #[arg(long, value_delimiter = ',')]
+    rounds: Vec<String>,
     /// Measure loads only: kill nobody.
     #[arg(long)]
     no_deaths: bool,
@@ -210,7 +214,8 @@ fn main() -> ExitCode {
                 Error::NotYet { .. }
                 | Error::Damaged { .. }
                 | Error::OtherSource { .. }
-                | Error::OtherParameters { .. } => 3,
+                | Error::OtherParameters { .. }
+                | Error::OtherConditions { .. } => 3,
                 _ => 1,
             })
         }
@@ -392,6 +397,7 @@ fn shoot_out(args: ShootOutArgs) -> Result<ExitCode> {
         iterations: args.iterations.unwrap_or(if args.quick { 1 } else { 5 }),
         contenders: args.contenders,
         loads: args.loads,
+        rounds: args.rounds,
         has_deaths: !args.no_deaths,
         flush_us: args.flush_us,
         takes_any_source: args.any_source,

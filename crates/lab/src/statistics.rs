@@ -113,10 +113,17 @@ pub fn percent_less(ours: &Summary, other: &Summary) -> Option<f64> {
     (other.mean > 0.0 && ours.mean.is_finite()).then(|| 100.0 * (1.0 - ours.mean / other.mean))
 }
 
-/// Between what [`percent_less`] lies. The logarithm of the ratio of two means has, to first order, the sum of their squared
-/// relative errors as its own; its degrees of freedom are Welch's. `None` where one side has one value, or a mean that is
-/// not above 0.
+/// Between what [`percent_less`] lies, by [`ratio_interval`].
 pub fn percent_less_interval(ours: &Summary, other: &Summary) -> Option<Interval> {
+    let ratio = ratio_interval(ours, other)?;
+    let less = |ratio: f64| 100.0 * (1.0 - ratio);
+    Some(Interval { low: less(ratio.high), high: less(ratio.low) })
+}
+
+/// Between what the ratio of our mean to the other one lies. The logarithm of the ratio of two means has, to first order, the sum of
+/// their squared relative errors as its own; its degrees of freedom are Welch's. `None` where one side has one value, or a mean that
+/// is not above 0.
+pub fn ratio_interval(ours: &Summary, other: &Summary) -> Option<Interval> {
     if ours.count < 2 || other.count < 2 || ours.mean <= 0.0 || other.mean <= 0.0 {
         return None;
     }
@@ -124,13 +131,11 @@ pub fn percent_less_interval(ours: &Summary, other: &Summary) -> Option<Interval
     let squared: f64 = parts.iter().map(|(part, _)| part).sum();
     let ratio = ours.mean / other.mean;
     if squared == 0.0 {
-        let less = 100.0 * (1.0 - ratio);
-        return Some(Interval { low: less, high: less });
+        return Some(Interval { low: ratio, high: ratio });
     }
     let freedom = squared.powi(2) / parts.iter().map(|(part, freedom)| part.powi(2) / freedom).sum::<f64>();
     let half = student(freedom)? * squared.sqrt();
-    let less = |logarithm: f64| 100.0 * (1.0 - logarithm.exp());
-    Some(Interval { low: less(ratio.ln() + half), high: less(ratio.ln() - half) })
+    Some(Interval { low: (ratio.ln() - half).exp(), high: (ratio.ln() + half).exp() })
 }
 
 /// By how many points of a percentage one share is less than another, and what that lies between: Newcombe's, from the intervals of both.
@@ -178,6 +183,13 @@ mod tests {
         // By hand: errors 1/sqrt(3) of 10 and 20, squared and relative 0.003333 and 0.000833; freedom 2.9412 with Welch; t = 3.2106.
         let half = 3.2106 * 0.004_166_7_f64.sqrt();
         assert!(near(interval.low, 100.0 * (1.0 - 0.5 * half.exp()), 0.2), "{interval:?}");
+        let of_ratio = ratio_interval(&ours, &other).unwrap();
+        assert!(
+            near(of_ratio.low, 0.5 / half.exp(), 2e-3) && near(of_ratio.high, 0.5 * half.exp(), 2e-3),
+            "{of_ratio:?}"
+        );
+        let same = Summary::of(&[10.0, 10.0]).unwrap();
+        assert_eq!(ratio_interval(&same, &Summary::of(&[20.0, 20.0]).unwrap()), Some(Interval { low: 0.5, high: 0.5 }));
         assert_eq!(percent_less_interval(&Summary::of(&[9.0]).unwrap(), &other), None);
         let never = Summary { mean: 0.0, deviation: 0.0, count: 3 };
         assert_eq!((percent_less(&ours, &never), percent_less_interval(&ours, &never)), (None, None));

@@ -25,6 +25,8 @@ pub(super) enum Served {
     Amberlog(&'static str),
     /// QEMU itself, on the medium.
     Qemu(Cache),
+    /// The same, by a thread of the disk's own and io_uring.
+    QemuIothread(Cache),
     /// QEMU itself, on the file behind the medium: the host's page cache takes part, and nobody counts what reaches it.
     QemuCached(Cache),
 }
@@ -88,6 +90,9 @@ impl Served {
         match self {
             Self::Amberlog(placement) => format!("amberlog, placement={placement}"),
             Self::Qemu(cache) => format!("QEMU, cache={}", of(cache)),
+            Self::QemuIothread(cache) => {
+                format!("QEMU, cache={},aio=io_uring, a thread of its own (iothread)", of(cache))
+            }
             Self::QemuCached(cache) => format!("QEMU, cache={}, on the file behind the medium", of(cache)),
         }
     }
@@ -117,7 +122,7 @@ pub(super) fn promise(file_system: FileSystem, mount: &str, served: Served, deat
     let is_on_memory = file_system.has_memory_disk() || mount.contains("barrier=0");
     match served {
         _ if is_on_memory => Promise::Nothing,
-        Served::Qemu(Cache::Unsafe) | Served::QemuCached(_) => Promise::Nothing,
+        Served::Qemu(Cache::Unsafe) | Served::QemuIothread(Cache::Unsafe) | Served::QemuCached(_) => Promise::Nothing,
         Served::Amberlog(placement) if placement.starts_with("retain") || placement.starts_with("copy") => {
             match served.durable_within() {
                 Some(0) => Promise::Everything,
@@ -125,8 +130,13 @@ pub(super) fn promise(file_system: FileSystem, mount: &str, served: Served, deat
                 None => Promise::Nothing,
             }
         }
-        Served::Amberlog(_) | Served::Qemu(_) => Promise::Everything,
+        Served::Amberlog(_) | Served::Qemu(_) | Served::QemuIothread(_) => Promise::Everything,
     }
+}
+
+/// How many seconds after it is acknowledged a record of this contender's is durable at the latest, where that goes by age.
+pub(super) fn durable_within(name: &str) -> Option<u64> {
+    ALL.into_iter().find(|(known, ..)| *known == name)?.3.durable_within()
 }
 
 /// File system and mount options, who serves it, and what it promises, in words, of a contender's name.
@@ -145,7 +155,7 @@ pub(super) fn described(name: &str) -> Option<[String; 3]> {
 const EXT4: FileSystem = FileSystem::Ext4 { features: "" };
 const PLAIN: Served = Served::Amberlog("storage");
 
-const ALL: [(&str, FileSystem, &str, Served); 31] = [
+const ALL: [(&str, FileSystem, &str, Served); 34] = [
     ("ext4-ordered", EXT4, "data=ordered", PLAIN),
     ("ext4-journal", EXT4, "data=journal", PLAIN),
     ("ext4-fast-commit", FileSystem::Ext4 { features: "fast_commit" }, "data=ordered", PLAIN),
@@ -159,8 +169,11 @@ const ALL: [(&str, FileSystem, &str, Served); 31] = [
     ("qemu-writeback", EXT4, "data=ordered", Served::Qemu(Cache::Writeback)),
     ("qemu-writeback-journal", EXT4, "data=journal", Served::Qemu(Cache::Writeback)),
     ("qemu-none-journal", EXT4, "data=journal", Served::Qemu(Cache::None)),
+    ("qemu-none-journal-iothread", EXT4, "data=journal", Served::QemuIothread(Cache::None)),
     ("qemu-unsafe", EXT4, "data=ordered", Served::Qemu(Cache::Unsafe)),
     ("qemu-unsafe-journal", EXT4, "data=journal", Served::Qemu(Cache::Unsafe)),
+    ("qemu-writeback-cached", EXT4, "data=ordered", Served::QemuCached(Cache::Writeback)),
+    ("qemu-writeback-journal-cached", EXT4, "data=journal", Served::QemuCached(Cache::Writeback)),
     ("qemu-unsafe-cached", EXT4, "data=ordered", Served::QemuCached(Cache::Unsafe)),
     ("qemu-unsafe-journal-cached", EXT4, "data=journal", Served::QemuCached(Cache::Unsafe)),
     ("retain", EXT4, "data=journal", Served::Amberlog("retain")),
@@ -288,6 +301,29 @@ fn has_module(place: &Path, kind: &str) -> bool {
     [format!("{kind}.ko"), format!("{kind}.ko.xz")].iter().any(|name| place.join(name).is_file())
 }
 
+/// All of them, on a platform that nothing is looked for of.
+#[cfg(test)]
+pub(super) fn all_for_tests(accelerator: guest_kit::Accelerator) -> Vec<Contender> {
+    let kernel = guest_kit::Kernel {
+        image: "vmlinux".into(),
+        modules: None,
+        version: "6.12".to_owned(),
+        is_smp: false,
+        format: guest_kit::kernel::Format::Elf,
+    };
+    let platform = Platform { accelerator, kernel, cpu: "host".to_owned(), bios: None, kernel_arguments: "" };
+    ALL.into_iter()
+        .map(|(name, file_system, mount, served)| Contender {
+            name: name.to_owned(),
+            file_system,
+            mount,
+            served,
+            platform: platform.clone(),
+            is_stock: false,
+        })
+        .collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -306,9 +342,17 @@ mod tests {
             assert_eq!(promise(file_system, mount, served, Death::Vmm), Promise::Everything, "{name}");
             promise(file_system, mount, served, Death::Host)
         };
-        for name in
-            ["ext4-ordered", "xfs", "qemu-none", "qemu-writeback", "retain-0", "retain-0-ordered", "nvm", "remote"]
-        {
+        for name in [
+            "ext4-ordered",
+            "xfs",
+            "qemu-none",
+            "qemu-none-journal-iothread",
+            "qemu-writeback",
+            "retain-0",
+            "retain-0-ordered",
+            "nvm",
+            "remote",
+        ] {
             assert_eq!(of(name), Promise::Everything, "{name}");
         }
         for name in ["retain-5", "retain-5-ordered"] {
@@ -322,9 +366,15 @@ mod tests {
             "retain",
             "retain-never-hot",
             "copy",
+            "qemu-writeback-journal-cached",
         ] {
             assert_eq!(of(name), Promise::Nothing, "{name}");
         }
+        let [_, served, promised] = described("qemu-writeback-journal-cached").unwrap();
+        assert_eq!(
+            (served.as_str(), promised.as_str()),
+            ("QEMU, cache=writeback, on the file behind the medium", "not tried")
+        );
         let [_, served, promised] = described("retain-5").unwrap();
         assert_eq!(served, "amberlog, placement=retain,durable-within=5");
         assert_eq!(promised, "guest or VMM dies: everything; host dies: what is older than 5 s");

@@ -92,9 +92,40 @@ impl Load {
         }
     }
 
-    /// What it does and how much of it, in words.
-    pub(super) fn in_words(self, quick: bool) -> String {
-        let of = |size: Size| size.of(quick);
+    /// The operations whose latencies are told.
+    pub(super) fn operations(self, quick: bool, rounds: u32) -> Option<u64> {
+        let one = match self {
+            Self::Fsync => FSYNC_MIB.of(quick) * 256,
+            Self::Sqlite | Self::SqliteWal => SQLITE_TRANSACTIONS.of(quick),
+            Self::Postgresql => POSTGRESQL_TRANSACTIONS.of(quick),
+            Self::Rocksdb => ROCKSDB_WRITES.of(quick),
+            // A flow has two.
+            Self::Varmail => VARMAIL_FLOWS.of(quick) * 2,
+            Self::Append | Self::Overwrite | Self::Untar | Self::Postmark => return None,
+        };
+        Some(one * u64::from(rounds))
+    }
+
+    /// What it does and how much of it, in words. Those that begin with their files go on for all rounds; the others begin anew.
+    pub(super) fn in_words(self, quick: bool, rounds: u32) -> String {
+        let one = self.of_one_round_in_words(quick, if self.goes_on() { rounds } else { 1 });
+        let kept = match self {
+            _ if rounds == 1 => return one,
+            Self::Overwrite => "at other places",
+            Self::Append | Self::Untar => "in a new directory, the one before being removed",
+            Self::Postmark => "on its own files, which it removes",
+            _ => return format!("{one}; these are {rounds} rounds on end"),
+        };
+        format!("{one}; {rounds} rounds on end, each {kept}")
+    }
+
+    /// Whether its rounds are one longer run.
+    fn goes_on(self) -> bool {
+        self.operations(true, 1).is_some()
+    }
+
+    fn of_one_round_in_words(self, quick: bool, rounds: u32) -> String {
+        let of = |size: Size| size.of(quick) * u64::from(rounds);
         match self {
             Self::Fsync => {
                 format!("{} MiB, 4 KiB at random places of a file of 64 MiB, fdatasync after each", of(FSYNC_MIB))
@@ -134,52 +165,80 @@ impl Load {
         match self {
             // It tells of errors, and ends with 0.
             Self::Postmark => {
-                "! grep -q Error: /tmp/postmark || fail postmark: $(grep -m 1 Error: /tmp/postmark)
-         grep -q ' deleted ' /tmp/postmark || fail postmark told no result"
+                "for told in /tmp/postmark.*; do
+             ! grep -q Error: $told || fail postmark: $(grep -m 1 Error: $told)
+             grep -q ' deleted ' $told || fail postmark told no result
+         done"
             }
             _ => "",
         }
     }
 
-    /// Shell lines before the clock starts, and on it.
-    pub(super) fn lines(self, quick: bool) -> (String, String) {
+    /// Shell lines before the clock starts, and on it. What has operations goes on for all rounds, on the files that it began with; what is a whole is
+    /// done anew in each, in a directory of its own, and the one before is removed then.
+    pub(super) fn lines(self, quick: bool, rounds: u32) -> (String, String) {
         let of = |size: Size| size.of(quick);
+        let all_rounds = |size: Size| of(size) * u64::from(rounds);
         let sqlite = |journal: &str| {
             let words =
                 format!("guest-tools sqlite --directory /mnt/work --journal {journal} --seed 1 --accounts 10000");
             (
                 format!("{words} --phase create"),
-                format!("{words} --phase run --transactions {}", of(SQLITE_TRANSACTIONS)),
+                format!("{words} --phase run --transactions {}", all_rounds(SQLITE_TRANSACTIONS)),
             )
         };
         // Its time is all that these tell.
-        let whole = |work: String| format!("{{ {work} >/dev/null; sync; echo phase=run; }}");
+        let whole = |work: String, words_to: &str| {
+            format!(
+                "{{
+             round=1
+             while [ $round -le {rounds} ]; do
+                 rm -rf /mnt/work/round-$((round - 1))
+                 mkdir /mnt/work/round-$round
+                 {work} >{words_to}
+                 sync
+                 round=$((round + 1))
+             done
+             echo phase=run
+         }}"
+            )
+        };
         let large = of(LARGE_MIB);
         match self {
             Self::Append => {
-                (String::new(), whole(format!("guest-tools append --file /mnt/work/file --mib {large} --sync")))
+                let file = "/mnt/work/round-$round/file";
+                (String::new(), whole(format!("guest-tools append --file {file} --mib {large} --sync"), NOWHERE))
             }
             Self::Overwrite => (
                 format!("guest-tools append --file /mnt/work/file --mib {large} --sync >/dev/null"),
-                whole(format!(
-                    "guest-tools randwrite --file /mnt/work/file --existing --file-mib {large} --mib {} --seed 1",
-                    of(OVERWRITE_MIB)
-                )),
+                whole(
+                    format!(
+                        "guest-tools randwrite --file /mnt/work/file --existing --file-mib {large} --mib {} --seed $round",
+                        of(OVERWRITE_MIB)
+                    ),
+                    NOWHERE,
+                ),
             ),
             Self::Untar => (
                 String::new(),
-                whole(format!("guest-tools untar --directory /mnt/work/tree --seed 1 --files {}", of(UNTAR_FILES))),
+                whole(
+                    format!(
+                        "guest-tools untar --directory /mnt/work/round-$round/tree --seed $round --files {}",
+                        of(UNTAR_FILES)
+                    ),
+                    NOWHERE,
+                ),
             ),
             Self::Postmark => {
                 let [files, directories, transactions] = POSTMARK.map(of);
                 let work = workload::postmark(1, files, directories, transactions, "500 9800");
-                (String::new(), format!("{{ {work} >/tmp/postmark 2>&1; sync; echo phase=run; }}"))
+                (String::new(), whole(work, "/tmp/postmark.$round 2>&1"))
             }
             Self::Fsync => (
                 "guest-tools append --file /mnt/work/file --mib 64 --sync >/dev/null".to_owned(),
                 format!(
                     "guest-tools randwrite --file /mnt/work/file --existing --file-mib 64 --mib {} --fsync-every 1 --seed 1",
-                    of(FSYNC_MIB)
+                    all_rounds(FSYNC_MIB)
                 ),
             ),
             Self::Sqlite => sqlite("delete"),
@@ -188,21 +247,64 @@ impl Load {
                 let words = "guest-tools postgresql --directory /mnt/work/cluster";
                 (
                     format!("{words} --phase create"),
-                    format!("{words} --phase run --transactions {}", of(POSTGRESQL_TRANSACTIONS)),
+                    format!("{words} --phase run --transactions {}", all_rounds(POSTGRESQL_TRANSACTIONS)),
                 )
             }
             Self::Rocksdb => (
                 String::new(),
-                format!("guest-tools rocksdb --directory /mnt/work/rocksdb --writes {}", of(ROCKSDB_WRITES)),
+                format!("guest-tools rocksdb --directory /mnt/work/rocksdb --writes {}", all_rounds(ROCKSDB_WRITES)),
             ),
             Self::Varmail => {
                 let words =
                     "guest-tools filebench --personality varmail --directory /mnt/work/set --seed 1 --files 1000";
-                (format!("{words} --phase create"), format!("{words} --phase run --flows {}", of(VARMAIL_FLOWS)))
+                (
+                    format!("{words} --phase create"),
+                    format!("{words} --phase run --flows {}", all_rounds(VARMAIL_FLOWS)),
+                )
             }
         }
     }
 }
+
+const NOWHERE: &str = "/dev/null";
+
+/// How many rounds each load has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Rounds {
+    all: u32,
+    of: Vec<(Load, u32)>,
+}
+
+impl Rounds {
+    /// Of words such as "20" and "sqlite=4": so many of every load, but of that one so many.
+    pub(super) fn parse(words: &[String]) -> Result<Self> {
+        let mut rounds = Rounds { all: 1, of: Vec::new() };
+        for word in words {
+            let refused = || {
+                Error::NotOfShootOut(format!(
+                    "rounds '{word}'; they are a number from 1 to {ROUNDS_MAX}, for all loads, or LOAD=NUMBER"
+                ))
+            };
+            let (load, number) =
+                word.split_once('=').map_or((None, word.as_str()), |(load, number)| (Some(load), number));
+            let number = number.parse().ok().filter(|number| (1..=ROUNDS_MAX).contains(number)).ok_or_else(refused)?;
+            match load {
+                None => rounds.all = number,
+                Some(name) => {
+                    let load = Load::ALL.into_iter().find(|load| load.name() == name).ok_or_else(refused)?;
+                    rounds.of.push((load, number));
+                }
+            }
+        }
+        Ok(rounds)
+    }
+
+    pub(super) fn of(&self, load: Load) -> u32 {
+        self.of.iter().rev().find(|(of, _)| *of == load).map_or(self.all, |(_, number)| *number)
+    }
+}
+
+const ROUNDS_MAX: u32 = 1000;
 
 /// How much of a load there is.
 #[derive(Clone, Copy)]
@@ -264,4 +366,46 @@ pub(super) fn chosen(names: &[String]) -> Result<(Vec<Load>, Vec<String>)> {
     let wanted = if names.is_empty() { Load::ALL.to_vec() } else { names.iter().map(find).collect::<Result<_>>()? };
     let absent = wanted.iter().filter_map(|load| Some(format!("{}: {}", load.name(), load.uninstalled()?))).collect();
     Ok((wanted.into_iter().filter(|load| load.uninstalled().is_none()).collect(), absent))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rounds_are_of_all_loads_or_of_one() {
+        let of = |words: &[&str]| Rounds::parse(&words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>());
+        let all = |rounds: &Rounds| [Load::Fsync, Load::Sqlite].map(|load| rounds.of(load));
+        assert_eq!(all(&of(&[]).unwrap()), [1, 1]);
+        assert_eq!(all(&of(&["sqlite=4", "20"]).unwrap()), [20, 4]);
+        for wrong in ["0", "1001", "x", "zfs=3", "sqlite=", "sqlite=0"] {
+            let told = of(&[wrong]).unwrap_err().to_string();
+            assert!(told.contains(&format!("'{wrong}'")) && told.contains("LOAD=NUMBER"), "{told}");
+        }
+    }
+
+    /// Loads were over in less time than a contender takes to make anything durable by age.
+    #[test]
+    fn rounds_are_so_many_times_the_work() {
+        for load in Load::ALL {
+            let ((begins, once), (begins_too, thrice)) = (load.lines(false, 1), load.lines(false, 3));
+            assert_eq!(begins, begins_too, "{}: it begins with the same", load.name());
+            if load.goes_on() {
+                let number = |lines: &str| -> u64 {
+                    let most = lines
+                        .split_whitespace()
+                        .zip(lines.split_whitespace().skip(1))
+                        .find(|(name, _)| ["--mib", "--transactions", "--writes", "--flows"].contains(name));
+                    most.unwrap().1.parse().unwrap()
+                };
+                assert_eq!(number(&thrice), 3 * number(&once), "{}", load.name());
+                assert_eq!(load.operations(false, 3), load.operations(false, 1).map(|one| 3 * one));
+            } else {
+                assert!(once.contains("-le 1 ]") && thrice.contains("-le 3 ]"), "{thrice}");
+                assert!(thrice.contains("rm -rf /mnt/work/round-$((round - 1))"), "{thrice}");
+            }
+            assert!(load.in_words(false, 3).contains("3 rounds on end"), "{}", load.in_words(false, 3));
+            assert!(!load.in_words(false, 1).contains("round"), "{}", load.in_words(false, 1));
+        }
+    }
 }

@@ -6,10 +6,13 @@
 //!
 //! It must never compare what ran on different processors: what needs another kernel of the guest is emulated, says so, and has references beside it.
 //!
-//! Failure story: a cell that fails is kept with its reason and tried again by the next run; the others go on.
+//! Failure story: a cell that fails is kept with its reason and tried again by the next run, which sets the failed attempt aside and counts it; the
+//! others go on. What was measured otherwise is not written over: the run is refused ([`kept`]).
 
 mod contender;
+mod goals;
 mod guest;
+mod kept;
 mod kinds;
 mod page;
 mod survival;
@@ -19,6 +22,7 @@ use crate::machine::place;
 use crate::measured::Source;
 use crate::results;
 use contender::Contender;
+use kinds::Rounds;
 pub use kinds::{Death, Load};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -40,6 +44,8 @@ pub struct ShootOut {
     pub contenders: Vec<String>,
     /// Names of loads; all, if there is none.
     pub loads: Vec<String>,
+    /// How often each load is run on end, all within one measurement: "20" of all, "sqlite=4" of one; once, if there is none.
+    pub rounds: Vec<String>,
     /// Whether each contender is killed, too.
     pub has_deaths: bool,
     /// What a flush of the medium takes, in µs.
@@ -64,6 +70,9 @@ pub struct Conditions {
     /// The directory of the images and its file system; cells of earlier versions do not say.
     #[serde(default)]
     pub images: String,
+    /// How often the load was run on end; once in cells of earlier versions.
+    #[serde(default = "once")]
+    pub rounds: u32,
 }
 
 /// One cell: a load measured, or a death survived.
@@ -96,20 +105,60 @@ pub struct Cell {
     pub ended: u64,
     /// Why there is no result.
     pub failure: Option<String>,
+    /// How often it was tried so far; those that failed are in `failed` beside the raw results. Cells of earlier versions do not say.
+    #[serde(default = "once")]
+    pub attempts: u32,
+}
+
+fn once() -> u32 {
+    1
+}
+
+impl Cell {
+    /// What measured it.
+    fn source(&self) -> Source {
+        Source { commit: self.commit.clone(), machine: self.machine.clone() }
+    }
+
+    /// A field, or what follows from some.
+    fn figure(&self, field: &str) -> Option<f64> {
+        if field != RATE {
+            return self.fields.get(field).copied();
+        }
+        let counted = self.fields.get(OPERATIONS).copied().or_else(|| {
+            // Cells of earlier versions do not say; their loads were as large.
+            let load = Load::ALL.into_iter().find(|load| load.name() == self.what)?;
+            Some(load.operations(self.conditions.quick, self.conditions.rounds)? as f64)
+        });
+        let seconds = self.fields.get("seconds").copied().filter(|seconds| *seconds > 0.0);
+        counted.zip(seconds).map(|(count, seconds)| count / seconds)
+    }
+
+    /// Whether a load was over before three times the age had passed within which its contender's data are durable.
+    fn is_short(&self) -> bool {
+        let age = contender::durable_within(&self.contender).filter(|age| *age > 0);
+        let is_load = Load::ALL.iter().any(|load| load.name() == self.what);
+        is_load && age.zip(self.fields.get("seconds")).is_some_and(|(age, seconds)| *seconds < 3.0 * age as f64)
+    }
 }
 
 /// A field of a cell: 1 if what its contender promises for this death was kept, 0 if not; there is none where nothing is promised.
 pub(crate) const PROMISE_KEPT: &str = "promise_kept";
+/// A field of a cell: how many operations were timed.
+const OPERATIONS: &str = "operations";
+/// What follows from it and the load's time.
+const RATE: &str = "operations_per_second";
 
 /// Runs what has no result yet, and makes the page, of what there is also when it ends early; gives how many cells failed.
 ///
 /// # Errors
-/// When there is no FUSE here, a name is unknown, results cannot be kept, a placement of amberlog broke its promise, or somebody asked for the end.
+/// When there is no FUSE here, a name is unknown, what is kept was measured otherwise, results cannot be kept, a placement of amberlog broke its promise, or somebody asked for the end.
 pub fn run(options: &ShootOut) -> Result<usize> {
     TestStorage::probe().map_err(|error| Error::Told(format!("a shoot-out needs a medium that forgets: {error}")))?;
     let (contenders, mut absent) = contender::chosen(&options.contenders)?;
     let (loads, absent_loads) = kinds::chosen(&options.loads)?;
     absent.extend(absent_loads);
+    let rounds = Rounds::parse(&options.rounds)?;
     let raw = options.out.join("raw");
     std::fs::create_dir_all(&raw).at("make", &raw)?;
     for reason in &absent {
@@ -121,11 +170,14 @@ pub fn run(options: &ShootOut) -> Result<usize> {
         here: Source::here(),
         environment: crate::machine::describe(),
         images: place(&options.images.clone().unwrap_or_else(std::env::temp_dir)),
+        rounds,
     };
+    run.refuse_others(&contenders, &loads)?;
     let mut cells = Vec::new();
     let outcome = run.cells(&contenders, &loads, &mut cells);
-    let table = page::table(&cells, &absent);
-    for (name, text) in [("index.html", page::page(&cells, &absent)), ("table.md", table.clone())] {
+    let shown = page::Shown { cells: &cells, set_aside: &kept::failed(&options.out)?, absent: &absent };
+    let table = shown.table();
+    for (name, text) in [("index.html", shown.page()), ("table.md", table.clone())] {
         let path = options.out.join(name);
         std::fs::write(&path, text).at("write", &path)?;
     }
@@ -154,6 +206,7 @@ struct Run<'a> {
     here: Source,
     environment: BTreeMap<String, String>,
     images: String,
+    rounds: Rounds,
 }
 
 impl Run<'_> {
@@ -165,13 +218,10 @@ impl Run<'_> {
             let (before, from) = contenders.split_at(iteration as usize % contenders.len().max(1));
             for contender in from.iter().chain(before) {
                 for load in loads {
-                    cells.extend(
-                        self.kept_or(contender, load.name(), iteration, || guest::measure(options, contender, *load))?,
-                    );
+                    let measure = || guest::measure(options, contender, *load, self.rounds.of(*load));
+                    cells.extend(self.kept_or(contender, load.name(), iteration, measure)?);
                 }
-                // A death is judged, not timed: once is enough, and every one is looked at in each run.
-                let is_killed = iteration == 0 && options.has_deaths && contender.served.is_on_medium();
-                for death in Death::ALL.into_iter().filter(|_| is_killed) {
+                for death in self.deaths(contender, iteration) {
                     cells.extend(
                         self.kept_or(contender, death.name(), iteration, || survival::kill(options, contender, death))?,
                     );
@@ -181,6 +231,42 @@ impl Run<'_> {
         Ok(())
     }
 
+    /// A death is judged, not timed: once is enough, and every one is looked at in each run.
+    fn deaths(&self, contender: &Contender, iteration: u32) -> impl Iterator<Item = Death> + use<> {
+        let is_killed = iteration == 0 && self.options.has_deaths && contender.served.is_on_medium();
+        Death::ALL.into_iter().filter(move |_| is_killed)
+    }
+
+    /// An error where a cell that this run comes to is kept, and was measured otherwise.
+    fn refuse_others(&self, contenders: &[Contender], loads: &[Load]) -> Result<()> {
+        let mut others = kept::Others::default();
+        for iteration in 0..self.options.iterations.max(1) {
+            for contender in contenders {
+                let names = loads.iter().map(|load| load.name());
+                for what in names.chain(self.deaths(contender, iteration).map(Death::name)) {
+                    let name = file_name(contender, what, iteration);
+                    let here = self.conditions(contender, what);
+                    if let Some(kept) = results::read::<Cell>(&self.raw.join(&name))? {
+                        others.look_at(&name, &kept, &here, &self.here, self.options.takes_any_source);
+                    }
+                }
+            }
+        }
+        others.refuse(&self.raw)
+    }
+
+    fn conditions(&self, contender: &Contender, what: &str) -> Conditions {
+        let load = Load::ALL.into_iter().find(|load| load.name() == what);
+        Conditions {
+            quick: self.options.quick,
+            flush_us: self.options.flush_us,
+            platform: contender.platform.describe(),
+            begins_clean: true,
+            images: self.images.clone(),
+            rounds: load.map_or(1, |load| self.rounds.of(load)),
+        }
+    }
+
     fn kept_or(
         &self,
         contender: &Contender,
@@ -188,19 +274,10 @@ impl Run<'_> {
         iteration: u32,
         measure: impl FnOnce() -> Result<Measured>,
     ) -> Result<Option<Cell>> {
-        let path = self.raw.join(format!("{}-{what}-{iteration}.json", contender.name));
-        let conditions = Conditions {
-            quick: self.options.quick,
-            flush_us: self.options.flush_us,
-            platform: contender.platform.describe(),
-            begins_clean: true,
-            images: self.images.clone(),
-        };
-        let here = &self.here;
-        let is_ours = |kept: &Cell| {
-            self.options.takes_any_source || (&kept.commit, &kept.machine) == (&here.commit, &here.machine)
-        };
-        let kept = results::read::<Cell>(&path)?.filter(|kept| kept.conditions == conditions && is_ours(kept));
+        let path = self.raw.join(file_name(contender, what, iteration));
+        let (conditions, here) = (self.conditions(contender, what), &self.here);
+        // What has figures is of these conditions and this source, or it would have been refused.
+        let kept = results::read::<Cell>(&path)?;
         if kept.as_ref().is_some_and(|kept| kept.failure.is_none()) || guest_kit::interrupt::is_requested() {
             return Ok(kept);
         }
@@ -222,6 +299,7 @@ impl Run<'_> {
             environment,
             ended: now.map_or(0, |now| now.as_secs()),
             failure: None,
+            attempts: 1,
         };
         match outcome {
             Ok(measured) => {
@@ -234,9 +312,14 @@ impl Run<'_> {
                 cell.failure = Some(words.lines().take(12).collect::<Vec<_>>().join("\n"));
             }
         }
+        cell.attempts += kept::set_aside(&self.options.out, &path)?;
         results::write(&path, &cell)?;
         Ok(Some(cell))
     }
+}
+
+fn file_name(contender: &Contender, what: &str, iteration: u32) -> String {
+    format!("{}-{what}-{iteration}.json", contender.name)
 }
 
 /// What a cell came to.
@@ -245,6 +328,33 @@ pub(crate) struct Measured {
     fields: BTreeMap<String, f64>,
     distribution: Vec<(f64, f64)>,
     words: String,
+}
+
+/// A quick cell without figures.
+#[cfg(test)]
+pub(crate) fn cell_for_tests(contender: &str, what: &str, failure: Option<&str>) -> Cell {
+    Cell {
+        contender: contender.to_owned(),
+        what: what.to_owned(),
+        iteration: 0,
+        conditions: Conditions {
+            quick: true,
+            flush_us: 2000,
+            platform: "tcg".to_owned(),
+            begins_clean: true,
+            images: "/dev/shm (tmpfs)".to_owned(),
+            rounds: 1,
+        },
+        fields: BTreeMap::new(),
+        distribution: Vec::new(),
+        words: String::new(),
+        commit: "a".to_owned(),
+        machine: "2 × a processor".to_owned(),
+        environment: BTreeMap::from([("qemu".to_owned(), "QEMU 7.2".to_owned())]),
+        ended: 1_795_876_200,
+        failure: failure.map(str::to_owned),
+        attempts: 1,
+    }
 }
 
 #[cfg(test)]

@@ -3,19 +3,21 @@
 use super::contender::described;
 use super::guest::{GUEST_MIB, IMAGE_MIB, JOURNAL_MIB};
 use super::kinds::{Death, Load};
-use super::{Cell, PROMISE_KEPT};
+use super::{Cell, PROMISE_KEPT, RATE, goals};
 use crate::catalogue::ITERATIONS_OF_A_PAPER as ITERATIONS;
 use crate::fields::grouped;
 use crate::report::sample;
 use crate::statistics::Summary;
 use charts::{Bar, Bars, Lines, Series, bars, key, lines};
 use maud::{Markup, html};
+use std::collections::BTreeSet;
 use std::fmt::Write;
 
-const COLUMNS: [(&str, &str); 14] = [
+const COLUMNS: [(&str, &str); 15] = [
     ("p50_us", "p50, µs"),
     ("p99_us", "p99, µs"),
     ("p999_us", "p99.9, µs"),
+    (RATE, "operations per second"),
     ("seconds", "seconds"),
     ("seconds_until_home", "seconds until all is home and unmounted"),
     ("storage_bytes", "MB to storage"),
@@ -30,15 +32,16 @@ const COLUMNS: [(&str, &str); 14] = [
 ];
 
 /// What the figures do not say by themselves.
-const HOW_TO_READ: [&str; 9] = [
+const HOW_TO_READ: [&str; 10] = [
     "A figure is the mean of n iterations, in brackets the lowest and the highest of them; bars have intervals of 95 % where n is 2 or more.",
     "Seconds and the host's processor time end when the load has made durable what it makes durable; 'until all is home' ends when the file system is unmounted, and what a journal still owed is in its place. Bytes and flushes are counted until the VM has ended, so they belong to the latter.",
-    "The host's page cache takes no part, but for the contenders that end in '-cached': the medium is a file behind FUSE that nothing is cached of, and QEMU's 'writeback' and 'unsafe' pay a round trip for each write on it. '-cached' is QEMU on the file behind the medium, all of it in the host's page cache: of it nobody counts bytes or flushes, its writes are not on storage when it is 'home', and nobody kills it.",
+    "The host's page cache takes no part, but for the contenders that end in '-cached': the medium is a file behind FUSE that nothing is cached of, so QEMU's 'unsafe' pays a round trip for each write on it, and 'writeback', which differs from 'none' by the page cache alone, is 'none' by another name. '-cached' is QEMU on the file behind the medium, all of it in the host's page cache: of it nobody counts bytes or flushes, its writes are not on storage when it is 'home', and nobody kills it; a flush of 'writeback' takes there what the file system below takes for it (on tmpfs nothing), and not the time that is said above.",
     "A flush of the medium takes at least the time that is said above, and no other write reaches the medium meanwhile.",
     "A power cut drops exactly what no flush covered, and all that was in the host's memory. 'Lost' is a count of acknowledged records; it says nothing of damage, which stands beside it where e2fsck found any.",
     "Colours of what survives: whether the contender kept its promise, not whether nothing was lost. Where nothing is promised there is no colour. What is promised by age is held to it with one second more, for a write-out.",
     "Load 'fsync' calls fdatasync on blocks that are allocated: a file system that journals no data has no metadata to write for it.",
     "A curve of latencies is of all iterations together; p50, p99 and p99.9 are means of the iterations' own.",
+    "'Shorter than three ages': the load was over before three times the age had passed within which this contender's data are durable. What it sent to storage it sent at the load's end or as its log was full, hardly by age; more rounds (--rounds) show a steady state.",
     "Deaths are n = 1: what they show to be lost can be lost; that nothing was is one observation.",
 ];
 
@@ -83,9 +86,18 @@ fn loads(cells: &[Cell]) -> Vec<String> {
 
 fn value(cells: &[Cell], contender: &str, what: &str, field: &str) -> Option<Spread> {
     let of = cells.iter().filter(|cell| cell.contender == contender && cell.what == what && cell.failure.is_none());
-    let values: Vec<f64> = of.filter_map(|cell| cell.fields.get(field).copied()).collect();
+    let values: Vec<f64> = of.filter_map(|cell| cell.figure(field)).collect();
     let [low, high] = [f64::min, f64::max].map(|one| values.iter().copied().reduce(one));
     Some(Spread { summary: Summary::of(&values)?, low: low?, high: high? })
+}
+
+/// Behind the number of iterations of who is durable by age, and had no time to be.
+const SHORT: &str = ", shorter than three ages";
+
+fn is_short(cells: &[Cell], contender: &str, what: &str) -> bool {
+    cells
+        .iter()
+        .any(|cell| cell.contender == contender && cell.what == what && cell.failure.is_none() && cell.is_short())
 }
 
 /// One curve of all iterations' latencies, each of which counts the same: µs, and the per cent of operations that were done within.
@@ -165,7 +177,13 @@ fn is_quick(cells: &[Cell]) -> bool {
 fn loads_in_words(cells: &[Cell]) -> Vec<String> {
     let quick = is_quick(cells);
     let all = Load::ALL.into_iter().filter(|load| loads(cells).iter().any(|name| name == load.name()));
-    all.map(|load| format!("{}: {}", load.name(), load.in_words(quick))).collect()
+    let mut lines = Vec::new();
+    for load in all {
+        let of = cells.iter().filter(|cell| cell.what == load.name());
+        let rounds: BTreeSet<u32> = of.map(|cell| cell.conditions.rounds).collect();
+        lines.extend(rounds.into_iter().map(|rounds| format!("{}: {}", load.name(), load.in_words(quick, rounds))));
+    }
+    lines
 }
 
 fn shown(field: &str, value: f64) -> String {
@@ -192,8 +210,72 @@ fn survival(cells: &[Cell], contender: &str, death: Death) -> (String, &'static 
 
 const PARTAKERS: [&str; 4] = ["contender", "file system and mount options", "served by", "promised"];
 
-/// Markdown: who takes part, on what, what survives, a table for each load, and how to read them.
-pub(super) fn table(cells: &[Cell], absent: &[String]) -> String {
+/// All that is shown.
+#[derive(Clone, Copy)]
+pub(super) struct Shown<'a> {
+    pub(super) cells: &'a [Cell],
+    /// Attempts that failed, and were tried again.
+    pub(super) set_aside: &'a [Cell],
+    /// Who and what was left out, and why.
+    pub(super) absent: &'a [String],
+}
+
+impl Shown<'_> {
+    /// The attempts at a load, or a death, that failed: a smaller n has a reason.
+    fn failures(self, what: &str) -> Vec<String> {
+        let is_shown = |cell: &&Cell| {
+            let of = |other: &Cell| (&other.contender, &other.what) == (&cell.contender, &cell.what);
+            self.cells.iter().any(|other| of(other) && other.conditions == cell.conditions)
+        };
+        let failed = self.set_aside.iter().filter(is_shown).chain(self.cells);
+        failed
+            .filter(|cell| cell.what == what)
+            .filter_map(|cell| {
+                let reason = cell.failure.as_ref()?.lines().next().unwrap_or_default();
+                let Cell { contender, iteration, attempts, .. } = cell;
+                Some(format!("{contender}, iteration {}, attempt {attempts}: {reason}", iteration + 1))
+            })
+            .collect()
+    }
+
+    fn failures_of_deaths(self) -> Vec<String> {
+        let of = |death: Death| {
+            let failures = self.failures(death.name()).into_iter();
+            failures.map(move |failure| format!("{}, {failure}", death.name()))
+        };
+        Death::ALL.into_iter().flat_map(of).collect()
+    }
+
+    /// Markdown: who takes part, on what, what survives, a table for each load, and how to read them.
+    pub(super) fn table(self) -> String {
+        table(self)
+    }
+
+    /// The page.
+    pub(super) fn page(self) -> String {
+        page(self)
+    }
+}
+
+/// Lines of a list in Markdown, where there are any.
+fn listed_failures(failures: &[String]) -> String {
+    if failures.is_empty() {
+        return String::new();
+    }
+    failures.iter().fold("\nAttempts that failed:\n\n".to_owned(), |text, line| text + &format!("* {line}\n"))
+}
+
+fn failures_as_markup(failures: &[String]) -> Markup {
+    html! {
+        @if !failures.is_empty() {
+            p { "Attempts that failed:" }
+            ul { @for line in failures { li { (line) } } }
+        }
+    }
+}
+
+fn table(shown: Shown<'_>) -> String {
+    let Shown { cells, absent, .. } = shown;
     let mut text = String::new();
     if is_quick(cells) {
         text += "Quick cells: that they work is what is seen; times say nothing.\n\n";
@@ -211,24 +293,34 @@ pub(super) fn table(cells: &[Cell], absent: &[String]) -> String {
         let deaths = Death::ALL.map(|death| survival(cells, &name, death).0).join(" | ");
         let _ = writeln!(text, "| {name} | {deaths} | {platform} |");
     }
+    text += &listed_failures(&shown.failures_of_deaths());
+    let judged = goals::judged(cells);
+    if !judged.is_empty() {
+        let columns = goals::COLUMNS;
+        let _ = writeln!(text, "\n| {} |\n|{}", columns.join(" | "), "---|".repeat(columns.len()));
+        judged.iter().for_each(|goal| text += &format!("| {} |\n", goal.row.join(" | ")));
+        let _ = writeln!(text, "\n{}", goals::HOW_TO_READ);
+    }
     for load in loads(cells) {
         let header: Vec<&str> = COLUMNS.iter().map(|(_, words)| *words).collect();
         let _ = writeln!(text, "\n| {load} | n | {} |\n|---|---|{}", header.join(" | "), "---|".repeat(COLUMNS.len()));
         for (name, _) in contenders(cells) {
             let count = value(cells, &name, &load, "seconds").map_or(0, |spread| spread.summary.count);
+            let short = if is_short(cells, &name, &load) { SHORT } else { "" };
             let row = COLUMNS.map(|(field, _)| {
                 value(cells, &name, &load, field).map_or_else(String::new, |spread| spread.shown(field))
             });
-            let _ = writeln!(text, "| {name} | {count} | {} |", row.join(" | "));
+            let _ = writeln!(text, "| {name} | {count}{short} | {} |", row.join(" | "));
         }
+        text += &listed_failures(&shown.failures(&load));
     }
     text += "\nHow to read it:\n\n";
     HOW_TO_READ.iter().for_each(|line| text += &format!("* {line}\n"));
     text
 }
 
-/// The page.
-pub(super) fn page(cells: &[Cell], absent: &[String]) -> String {
+fn page(shown: Shown<'_>) -> String {
+    let Shown { cells, absent, .. } = shown;
     let names = contenders(cells);
     let looks: Vec<Series> =
         names.iter().enumerate().map(|(index, (name, _))| Series::nth(index, name.clone())).collect();
@@ -252,6 +344,13 @@ pub(super) fn page(cells: &[Cell], absent: &[String]) -> String {
             (String::new(), row)
         })
         .collect();
+    let judged: Vec<(String, Vec<Markup>)> = goals::judged(cells)
+        .into_iter()
+        .map(|goals::Judged { row: [goal, load, ratio, count, verdict], class }| {
+            let plain = [goal, load, ratio, count].map(|words| html! { (words) });
+            (String::new(), plain.into_iter().chain([html! { span class=(class) { (verdict) } }]).collect())
+        })
+        .collect();
     let body = html! {
         h1 { "Where a journal can live: a shoot-out" }
         p { "The same guest and the same medium. Each contender runs each load, and is killed in three ways while it acknowledges records one by one. " (common(cells)) }
@@ -265,13 +364,20 @@ pub(super) fn page(cells: &[Cell], absent: &[String]) -> String {
         ul { @for line in HOW_TO_READ { li { (line) } } }
         h2 { "What survives" }
         (charts::table(&["contender", "guest dies", "VMM dies", "host dies", "platform"], &survivors))
+        (failures_as_markup(&shown.failures_of_deaths()))
+        @if !judged.is_empty() {
+            h2 { "Goals" }
+            p { (goals::HOW_TO_READ) }
+            (charts::table(&goals::COLUMNS, &judged))
+        }
         (key(&looks))
-        @for load in loads(cells) { (of_load(cells, &load, &names, &looks)) }
+        @for load in loads(cells) { (of_load(shown, &load, &names, &looks)) }
     };
     charts::page("amberlog shoot-out", &body)
 }
 
-fn of_load(cells: &[Cell], load: &str, names: &[(String, String)], looks: &[Series]) -> Markup {
+fn of_load(shown: Shown<'_>, load: &str, names: &[(String, String)], looks: &[Series]) -> Markup {
+    let cells = shown.cells;
     let distributions: Vec<(Series, Vec<(f64, f64)>)> = names
         .iter()
         .zip(looks)
@@ -309,7 +415,10 @@ fn of_load(cells: &[Cell], load: &str, names: &[(String, String)], looks: &[Seri
         .map(|(name, _)| {
             let count = value(cells, name, load, "seconds").map_or(0, |one| one.summary.count);
             let is_few = sample(count, ITERATIONS) != charts::Sample::Enough;
-            let mut row = vec![html! { (name) }, html! { (count) @if is_few { ", too small" } }];
+            let mut row = vec![
+                html! { (name) },
+                html! { (count) @if is_few { ", too small" } @if is_short(cells, name, load) { (SHORT) } },
+            ];
             row.extend(COLUMNS.iter().map(
                 |(field, _)| html! { @if let Some(one) = value(cells, name, load, field) { (one.shown(field)) } },
             ));
@@ -327,6 +436,7 @@ fn of_load(cells: &[Cell], load: &str, names: &[(String, String)], looks: &[Seri
             }
         }
         (charts::table(&header, &rows))
+        (failures_as_markup(&shown.failures(load)))
     }
 }
 
@@ -343,22 +453,12 @@ fn bar(field: &str, value: &Summary) -> Bar {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::shootout::Conditions;
+    use crate::shootout::cell_for_tests;
     use std::collections::BTreeMap;
 
     #[test]
     fn the_page_has_what_survives_and_every_load() {
         let cell = |contender: &str, what: &str, words: &str, failure: Option<&str>| Cell {
-            contender: contender.into(),
-            what: what.into(),
-            iteration: 0,
-            conditions: Conditions {
-                quick: true,
-                flush_us: 2000,
-                platform: "tcg".into(),
-                begins_clean: true,
-                images: "/dev/shm (tmpfs)".into(),
-            },
             fields: BTreeMap::from([
                 ("seconds".to_owned(), 1.5),
                 ("storage_bytes".to_owned(), 2.0e6),
@@ -366,11 +466,7 @@ mod tests {
             ]),
             distribution: vec![(50.0, 100.0), (99.9, 4000.0)],
             words: words.into(),
-            commit: String::new(),
-            machine: "2 × a processor".into(),
-            environment: BTreeMap::from([("qemu".to_owned(), "QEMU 7.2".to_owned())]),
-            ended: 1_795_876_200,
-            failure: failure.map(str::to_owned),
+            ..cell_for_tests(contender, what, failure)
         };
         let judged = |mut cell: Cell, kept: f64| {
             cell.fields.insert(PROMISE_KEPT.to_owned(), kept);
@@ -386,7 +482,13 @@ mod tests {
             judged(cell("retain-5", "host-dies", "PROMISE BROKEN: 1 lost", None), 0.0),
             cell("xfs", "fsync", "", Some("it hung\nmore")),
         ];
-        let html = page(&cells, &["f2fs: the guest's kernel has no f2fs".to_owned()]);
+        let set_aside = [
+            cell("retain", "fsync", "", Some("its disk was not served as asked")),
+            cell("nvm", "fsync", "", Some("?")),
+        ];
+        let absent = ["f2fs: the guest's kernel has no f2fs".to_owned()];
+        let shown = Shown { cells: &cells, set_aside: &set_aside, absent: &absent };
+        let html = shown.page();
         for expected in [
             "class=\"open\">12 of 40 lost",
             "class=\"good\">everything",
@@ -400,14 +502,50 @@ mod tests {
             "images in /dev/shm (tmpfs)",
             "amberlog, placement=retain,durable-within=5",
             "2 (1.5–2.5)",
+            "<li>retain, iteration 1, attempt 1: its disk was not served as asked</li><li>xfs, iteration 1, attempt 1: it hung</li>",
         ] {
             assert!(html.contains(expected), "{expected}: {html}");
         }
-        let table = table(&cells, &[]);
+        assert!(!html.contains("<h2>Goals"), "there is nothing to judge");
+        let table = shown.table();
         assert!(table.contains("| retain | not tried | everything | 12 of 40 lost | tcg |"), "{table}");
         assert!(table.contains("| retain | 2 | ") && table.contains("2 (1.5–2.5)"), "{table}");
         assert!(table.contains("fdatasync on blocks that are allocated"), "{table}");
         assert!(table.contains("| xfs | 0 |"), "what failed has no numbers: {table}");
+        assert!(table.contains("* xfs, iteration 1, attempt 1: it hung\n"), "and says why: {table}");
+        assert!(!table.contains("* nvm"), "nothing of it is shown: {table}");
+    }
+
+    #[test]
+    fn goals_rates_rounds_and_short_loads_are_on_the_page() {
+        let cells: Vec<Cell> =
+            [("retain-5", 2.0), ("retain-5", 2.1), ("qemu-none-journal", 64.0), ("qemu-none-journal", 66.0)]
+                .into_iter()
+                .map(|(contender, seconds)| {
+                    let mut cell = cell_for_tests(contender, "fsync", None);
+                    (cell.conditions.quick, cell.conditions.rounds) = (false, 2);
+                    cell.fields.extend([("seconds".to_owned(), seconds), ("storage_bytes".to_owned(), 1e6 * seconds)]);
+                    cell
+                })
+                .collect();
+        let shown = Shown { cells: &cells, set_aside: &[], absent: &[] };
+        let table = shown.table();
+        for expected in [
+            "fsync: 32 MiB, 4 KiB at random places of a file of 64 MiB, fdatasync after each; these are 2 rounds on end",
+            "| retain-5, seconds: at most 1 × qemu-none-journal | fsync | 0.032 (0.0",
+            "| 2, 2 | met, shorter than three ages |",
+            "| retain-5 | 2, shorter than three ages |",
+            "| 3,998 (3,901–4,096) | 2.05 (2–2.1) |",
+            "operations per second",
+        ] {
+            assert!(table.contains(expected), "{expected}: {table}");
+        }
+        let html = shown.page();
+        for expected in
+            ["<h2>Goals", "class=\"good\">met, shorter than three ages", "2, too small, shorter than three ages"]
+        {
+            assert!(html.contains(expected), "{expected}: {html}");
+        }
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! What survives: a guest acknowledges records one by one, something dies, and whoever comes next looks for every record that was acknowledged.
 
 use super::contender::{Contender, FileSystem, Promise, Served, promise};
-use super::guest::{LIMIT, Stand};
+use super::guest::{Stand, limit};
 use super::kinds::Death;
 use super::{Measured, PROMISE_KEPT, ShootOut};
 use crate::error::{Error, FileContext, Result};
@@ -38,7 +38,7 @@ pub(super) fn kill(options: &ShootOut, contender: &Contender, death: Death) -> R
     let mut spec = stand.spec(contender, death.name(), script)?;
     spec.at_end = AtEnd::Stay;
     let mut guest = Guest::start(spec)?;
-    let told = acknowledged_for_long(&mut guest, if options.quick { ENOUGH_QUICK } else { ENOUGH })?;
+    let told = acknowledged_for_long(&mut guest, if options.quick { ENOUGH_QUICK } else { ENOUGH }, limit(contender))?;
     stand.is_in_force_now(contender)?;
     let dies = Instant::now();
     if death == Death::Guest {
@@ -93,10 +93,10 @@ pub(super) fn kill(options: &ShootOut, contender: &Contender, death: Death) -> R
 }
 
 /// Waits until enough records are acknowledged, and for long enough; gives when the host was told of which.
-fn acknowledged_for_long(guest: &mut Guest, enough: u64) -> Result<Vec<(Instant, u64)>> {
+fn acknowledged_for_long(guest: &mut Guest, enough: u64, limit: Duration) -> Result<Vec<(Instant, u64)>> {
     let mut told: Vec<(Instant, u64)> = Vec::new();
     let problem = format!("{enough} were not acknowledged");
-    let came = guest.await_report(&problem, LIMIT, |reported| {
+    let came = guest.await_report(&problem, limit, |reported| {
         if reported.exit_code.is_some() {
             // Nothing comes any more of a script that has ended.
             return Some(false);
@@ -253,7 +253,7 @@ fn look_for(stand: &Stand, contender: &Contender, acknowledged: u64, promised: O
         unmount = Stand::unmount(contender),
         promised = promised.map_or_else(String::new, |record| record.to_string()),
     );
-    let reported = Guest::run(stand.spec(contender, "afterwards", script)?, LIMIT)?;
+    let reported = Guest::run(stand.spec(contender, "afterwards", script)?, limit(contender))?;
     let result = reported.marks.iter().find_map(|mark| mark.strip_prefix("result "));
     let result = result.ok_or_else(|| Error::Told("the guest that looked for records told nothing".to_owned()))?;
     let number = |name: &str| {

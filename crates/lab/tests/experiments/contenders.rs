@@ -16,6 +16,7 @@ fn options(images: &Path, out: &str, contenders: &[&str]) -> ShootOut {
         iterations: 1,
         contenders: contenders.iter().map(|name| (*name).to_owned()).collect(),
         loads: vec!["fsync".to_owned()],
+        rounds: Vec::new(),
         has_deaths: true,
         flush_us: 500,
         takes_any_source: false,
