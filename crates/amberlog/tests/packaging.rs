@@ -236,7 +236,10 @@ impl Backup {
         let directory = tempfile::tempdir().unwrap();
         let write = |name: &str, text: String| {
             let path = directory.path().join(name);
-            std::fs::write(&path, text).unwrap();
+            // By another process: a program that this one has open for writing is busy for whatever another test starts meanwhile.
+            let draft = directory.path().join("draft");
+            std::fs::write(&draft, text).unwrap();
+            assert!(Command::new("cp").args([&draft, &path]).status().unwrap().success());
             std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
         };
         let at = directory.path().display();

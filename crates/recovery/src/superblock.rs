@@ -52,13 +52,14 @@ impl SuperblockHome {
     }
 
     /// Whether this was written after `copy`, under the same mount, and does not ask for a replay: by the kernel that unmounted it. A copy of the
-    /// file system from before that mount says another time of its mount, or another count of them.
+    /// file system from before that mount says another time of its mount, or another count of them. A recovery clears what asks for a replay, and
+    /// so does who makes a snapshot: they leave the time of writing, so that one of the same time is no later one.
     fn is_unmounted_after(&self, copy: &[u8]) -> bool {
         let parsed = |block: &[u8]| Superblock::parse(self.raw(&mut block.to_vec()));
         let (Ok(found), Ok(copy)) = (parsed(&self.block), parsed(copy)) else { return false };
         let mount = |superblock: &Superblock| (superblock.uuid, superblock.mounted_at, superblock.mount_count);
         mount(&found) == mount(&copy)
-            && found.written_at >= copy.written_at
+            && found.written_at > copy.written_at
             && !found.needs_recovery()
             && found.check().is_ok()
     }

@@ -418,6 +418,10 @@ async fn ship_log(shared: &Arc<Shared>, generation: u64) -> Result<Ended, Ended>
     }
 }
 
+/// For so many times what is waited for a server, and no longer than a minute, signs are given while one thing is done on storage.
+const SIGNS_AT_STORAGE: u32 = 12;
+const SIGNS_AT_STORAGE_MAX: Duration = Duration::from_secs(60);
+
 /// A connection on which a log is shipped.
 struct Line {
     sender: BatchSender,
@@ -480,14 +484,17 @@ impl Line {
     ) -> Result<T, Ended> {
         let mut said = self.at_storage.ask(work);
         let mut of_line = Ok(());
+        let last_sign_at = Instant::now() + (SIGNS_AT_STORAGE * self.patience).min(SIGNS_AT_STORAGE_MAX);
         let said = loop {
             let until_sign = sign_pause(self.patience).saturating_sub(self.last_sent.elapsed());
             let is_up = of_line.is_ok();
+            // A host whose storage hangs for good is lost, though it could still speak: its log goes to who starts its guest elsewhere.
+            let gives_signs = is_up && Instant::now() < last_sign_at;
             tokio::select! {
                 biased;
                 said = &mut said => break said,
                 result = self.heard.recv(), if is_up => of_line = self.take(shared, result),
-                () = tokio::time::sleep(until_sign), if is_up => of_line = self.give_sign_if_due().await,
+                () = tokio::time::sleep(until_sign), if gives_signs => of_line = self.give_sign_if_due().await,
             }
         };
         // Of storage first: that decides where the log is.

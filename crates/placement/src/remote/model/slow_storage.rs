@@ -75,3 +75,26 @@ fn a_log_whose_mark_takes_long_to_be_written_gives_signs_meanwhile() {
     guest.commit();
     world.crash();
 }
+
+/// Storage hangs and does not come back: the host is lost, though its network lives, and who starts its guest elsewhere may have the log. When
+/// storage goes on after all, so does the guest.
+#[test]
+fn a_host_whose_storage_hangs_for_good_gives_no_signs_for_ever() {
+    let mut guest = Guest::new(312, 0);
+    let world = std::sync::Arc::clone(&guest.world);
+    guest.wait_until_remote(true);
+    guest.commit();
+    world.hang(true);
+    guest.log.set_mark_age(Duration::from_millis(1));
+    world.wait_until_somebody_hangs();
+    // Twelve times the half second that these clients wait for a server, and one more.
+    std::thread::sleep(Duration::from_millis(6500));
+    let said = world.network.said();
+    std::thread::sleep(FLUSH);
+    assert_eq!(world.network.said() - said, 0, "it still says that it is there");
+    guest.log.set_mark_age(Duration::from_secs(60));
+    world.hang(false);
+    guest.wait_until_remote(true);
+    guest.commit();
+    world.crash();
+}
