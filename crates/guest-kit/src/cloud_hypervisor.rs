@@ -27,8 +27,9 @@ impl GuestSpec {
         words: &[OsString],
     ) -> Vec<OsString> {
         let file = |name: &str| directory.join(name).to_string_lossy().into_owned();
-        let kernel_words =
-            ["console=ttyS0 loglevel=4 panic=-1 mitigations=off", platform.kernel_arguments, &self.kernel_arguments];
+        // As QEMU's guests have them.
+        let common = "console=ttyS0 loglevel=4 panic=-1 mitigations=off cryptomgr.notests=1";
+        let kernel_words = [common, platform.kernel_arguments, &self.kernel_arguments];
         let pairs = [
             ("--kernel", platform.kernel.image.to_string_lossy().into_owned()),
             ("--initramfs", file("initramfs")),
