@@ -11,8 +11,8 @@ pub struct Mutant {
     pub file: String,
     /// Arguments of `cargo test`, cheapest first: each is run until one fails.
     pub tests: Vec<String>,
-    old: String,
-    new: String,
+    pub old: String,
+    pub new: String,
 }
 
 impl Mutant {
