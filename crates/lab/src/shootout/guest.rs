@@ -51,6 +51,8 @@ pub(super) struct Stand {
     pub(super) persistent: TempDir,
     pub(super) server: Option<JournalServer>,
     pub(super) storage: Option<TestStorage>,
+    /// More words of the disk's option, where what is to be seen would not happen by the contender's own.
+    pub(super) more: &'static str,
     flush_us: u64,
 }
 
@@ -65,12 +67,13 @@ impl Stand {
         let mut stand = Stand {
             memory: fast()?,
             persistent: fast()?,
+            more: "",
             server: None,
             storage: None,
             flush_us: options.flush_us,
             directory,
         };
-        if contender.served == Served::Amberlog("remote") {
+        if matches!(contender.served.placement(), Some(("remote", _))) {
             stand.server = Some(JournalServer::start(&stand.directory.path().join("journals"))?);
         }
         stand.make(contender)?;
@@ -160,8 +163,9 @@ impl Stand {
             Served::QemuCached(cache) => spec.drives(vec![Drive::new(self.backing(), cache)]),
             Served::Amberlog(placement) => {
                 let mut disk: OsString = image.into();
-                disk.push(format!(",name=data,placement={placement}"));
-                if placement == "nvm" {
+                let (name, options) = contender.served.placement().unwrap_or((placement, ""));
+                disk.push(format!(",name=data,placement={name}"));
+                if name == "nvm" {
                     disk.push("=");
                     disk.push(self.persistent.path().join("region"));
                     // As slow as the memory of NJS, on a medium that is as slow as it is.
@@ -174,6 +178,8 @@ impl Stand {
                     disk.push(format!("={}/data", server.address()));
                     words.push("--remote-insecure".into());
                 }
+                disk.push(options);
+                disk.push(self.more);
                 words.extend(["--disk".into(), disk]);
                 if contender.file_system.has_memory_disk() {
                     let mut memory = self.journal().into_os_string();
@@ -195,7 +201,7 @@ impl Stand {
         self.directory.path().join("report.json")
     }
 
-    fn samples(&self) -> PathBuf {
+    pub(super) fn samples(&self) -> PathBuf {
         self.directory.path().join("samples.jsonl")
     }
 
