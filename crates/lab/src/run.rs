@@ -9,7 +9,7 @@ use crate::measured::{CellResult, Parameters, Source};
 use crate::results::{self, Declared, Results, SCHEMA};
 use crate::rig::Rig;
 use crate::workload::Workload;
-use crate::{flash, machine, sizes};
+use crate::{flash, machine, scratch, sizes};
 use guest_kit::interrupt;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -60,6 +60,8 @@ pub fn run(experiments: &[Experiment], options: &RunOptions) -> Result<usize> {
         refuse_others(experiment, &directory, &parameters, source)?;
         refuse_to_write_over(experiment, &directory, &parameters, &options.extent)?;
     }
+    let images = options.images.clone().unwrap_or_else(std::env::temp_dir);
+    scratch::remove_leftovers(&[&images, scratch::memory()]);
     let mut progress = Progress::new(experiments, &options.extent);
     let mut failed = 0;
     for experiment in experiments {

@@ -10,15 +10,15 @@ use crate::load::is_idle;
 use crate::machine::process_tree_cpu_seconds;
 use crate::rig::{NVM_BANDWIDTH_MB, NVM_LATENCY_NS};
 use crate::samples::{counted_so_far, levels_since, marks_of_the_load};
+use crate::scratch::{self, Scratch};
 use guest_kit::image::{self, ExtRecipe, Journal};
 use guest_kit::{Accelerator, Drive, Guest, GuestSpec, Reported, program};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
-use tempfile::TempDir;
 use test_storage::TestStorage;
 
 /// The image; its journal; and as much of fast memory as anybody gets: an external journal, a region of NVM.
@@ -44,11 +44,11 @@ pub(super) fn limit(contender: &Contender) -> Duration {
 /// All that a contender's guest stands on, from boot to boot.
 pub(super) struct Stand {
     /// Where the backing file is.
-    pub(super) directory: TempDir,
+    pub(super) directory: Scratch,
     /// The host's memory: areas, external journals.
-    pub(super) memory: TempDir,
+    pub(super) memory: Scratch,
     /// What stands for persistent memory; on the host's memory too, but it outlives a loss of power.
-    pub(super) persistent: TempDir,
+    pub(super) persistent: Scratch,
     pub(super) server: Option<JournalServer>,
     pub(super) storage: Option<TestStorage>,
     /// More words of the disk's option, where what is to be seen would not happen by the contender's own.
@@ -60,16 +60,14 @@ impl Stand {
     /// A fresh file system on the medium.
     pub(super) fn new(options: &ShootOut, contender: &Contender) -> Result<Self> {
         let parent = options.images.clone().unwrap_or_else(std::env::temp_dir);
-        let directory =
-            tempfile::Builder::new().prefix("amberlog-shoot-").tempdir_in(&parent).at("write in", &parent)?;
-        let shm = Path::new("/dev/shm");
-        let fast = || tempfile::Builder::new().prefix("amberlog-shoot-").tempdir_in(shm).at("write in", shm);
+        let directory = Scratch::new_in(&parent)?;
+        let fast = || Scratch::new_in(scratch::memory());
         let mut stand = Stand {
             memory: fast()?,
             persistent: fast()?,
-            more: "",
             server: None,
             storage: None,
+            more: "",
             flush_us: options.flush_us,
             directory,
         };

@@ -21,6 +21,7 @@ use crate::error::{Error, FileContext, Result};
 use crate::machine::place;
 use crate::measured::Source;
 use crate::results;
+use crate::scratch;
 use contender::Contender;
 use kinds::Rounds;
 pub use kinds::{Death, Load};
@@ -159,6 +160,8 @@ pub fn run(options: &ShootOut) -> Result<usize> {
     let (loads, absent_loads) = kinds::chosen(&options.loads)?;
     absent.extend(absent_loads);
     let rounds = Rounds::parse(&options.rounds)?;
+    let images = options.images.clone().unwrap_or_else(std::env::temp_dir);
+    scratch::remove_leftovers(&[&images, scratch::memory()]);
     let raw = options.out.join("raw");
     std::fs::create_dir_all(&raw).at("make", &raw)?;
     for reason in &absent {
@@ -169,7 +172,7 @@ pub fn run(options: &ShootOut) -> Result<usize> {
         raw,
         here: Source::here(),
         environment: crate::machine::describe(),
-        images: place(&options.images.clone().unwrap_or_else(std::env::temp_dir)),
+        images: place(&images),
         rounds,
     };
     run.refuse_others(&contenders, &loads)?;
