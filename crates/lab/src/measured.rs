@@ -144,6 +144,10 @@ pub struct CellResult {
     /// Whether its high-water marks are those of the load alone; results of earlier versions have those of what was prepared before it in them.
     #[serde(default)]
     pub has_marks_of_load: bool,
+    /// Of a recovery: after how many seconds all were killed, half of what a whole run takes. It is measured once for all iterations of a group, so a
+    /// run that goes on has it from here; results of earlier versions do not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub half_seconds: Option<f64>,
     /// What was found to be broken after a crash, in words.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub found: Vec<String>,
@@ -215,6 +219,7 @@ impl CellResult {
             measured_for: None,
             begins_clean: true,
             has_marks_of_load: true,
+            half_seconds: None,
             found: Vec::new(),
             attempts: 1,
             failure: None,

@@ -10,7 +10,7 @@ use crate::cell::{Cell, Group, Mode};
 use crate::clocks;
 use crate::error::{Error, FileContext, Result};
 use crate::journal_server::JournalServer;
-use crate::measured::Parameters;
+use crate::measured::{CellResult, Parameters};
 use crate::scratch::{self, Scratch};
 use crate::workload::{Sizes, Workload};
 use disk_model::{Model, Profile, Server, ServerOptions};
@@ -222,6 +222,13 @@ impl Rig {
             consoles,
             limit,
         })
+    }
+
+    /// What earlier runs found out that these are to have in common with them.
+    pub(crate) fn know(&mut self, kept: &CellResult) {
+        if let Some(half) = kept.half_seconds {
+            self.halves.entry(kept.cell.group.clone()).or_insert(half);
+        }
     }
 
     /// Many times what it should take: a guest beyond it hangs.

@@ -76,6 +76,7 @@ pub fn run(experiments: &[Experiment], options: &RunOptions) -> Result<usize> {
         let mut cells: Vec<CellResult> = Vec::new();
         let parameters = experiment.parameters(&options.parameters);
         let mut kept_at: Option<Instant> = None;
+        know_earlier(experiment, &options.extent, &raw, &parameters, &mut rig)?;
         for cell in experiment.cells(&options.extent) {
             let path = raw.join(format!("{}.json", cell.file_name()));
             let expected = experiment.cell_seconds(&cell, &options.extent);
@@ -125,6 +126,21 @@ pub fn run(experiments: &[Experiment], options: &RunOptions) -> Result<usize> {
         keep(experiment, options, &parameters, &directory, &all)?;
     }
     Ok(failed)
+}
+
+/// Shows a rig all that earlier runs measured, before anything is: the cell that comes first may be one that is measured again.
+fn know_earlier(
+    experiment: &Experiment,
+    extent: &Extent,
+    raw: &Path,
+    parameters: &Parameters,
+    rig: &mut Rig,
+) -> Result<()> {
+    for cell in experiment.cells(extent) {
+        let kept = kept_result(experiment, &raw.join(format!("{}.json", cell.file_name())), parameters)?;
+        kept.iter().for_each(|kept| rig.know(kept));
+    }
+    Ok(())
 }
 
 /// What a run measured, and what earlier ones into the same directory measured under the same parameters: more iterations, or
@@ -426,6 +442,26 @@ mod tests {
         assert_eq!(found.len(), cells.len() + 2, "what was measured otherwise does not count");
         assert!(cells.iter().all(|cell| found.contains(&cell)));
         assert!(found.contains(&more[0]) && found.contains(&more[2]));
+    }
+
+    /// A run that went on measured anew after which time guests are killed, and iterations of one group were killed at two.
+    #[test]
+    fn a_run_that_goes_on_kills_at_the_time_of_the_earlier_one() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let experiment = catalogue::select(&["spe2012-tab3".to_owned()]).expect("there is one").remove(0);
+        let parameters = experiment.parameters(&Parameters::for_tests());
+        let extent = Extent { iterations: Some(2), ..Extent::default() };
+        let cells = experiment.cells(&extent);
+        let second = cells.iter().find(|cell| cell.iteration == 1).expect("a second iteration");
+        let keep = |half_seconds| {
+            let kept = CellResult { half_seconds, ..CellResult::empty(second, &parameters) };
+            results::write(&directory.path().join(format!("{}.json", second.file_name())), &kept).expect("written");
+            let mut rig = Rig::new(Some(directory.path()), directory.path().join("consoles"), None).expect("a rig");
+            know_earlier(&experiment, &extent, directory.path(), &parameters, &mut rig).expect("read");
+            rig.halves.get(&second.group).copied()
+        };
+        assert_eq!(keep(Some(3.5)), Some(3.5));
+        assert_eq!(keep(None), None, "it is of an earlier version");
     }
 
     /// A referee found results of other machines and commits used again without a word.
