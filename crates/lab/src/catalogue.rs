@@ -35,6 +35,13 @@ pub enum Kind {
     Missing,
 }
 
+impl Kind {
+    /// Whether guests are booted for it.
+    pub fn has_guests(self) -> bool {
+        matches!(self, Self::Load | Self::Recovery | Self::Integrity)
+    }
+}
+
 /// How often a cell is measured unless it is said otherwise.
 pub const ITERATIONS: u32 = 3;
 
