@@ -599,6 +599,14 @@ mod tests {
         assert!((experiment.parameters(&look).scale - 0.025).abs() < 1e-9);
     }
 
+    /// The page of today's question was of the layout of twenty years ago.
+    #[test]
+    fn what_asks_for_today_has_todays_file_system() {
+        let experiment = select(&["today-fsync".to_owned()]).unwrap().remove(0);
+        assert_eq!(Parameters::for_tests().file_system, "ext3", "what a run has that does not say");
+        assert_eq!(experiment.parameters(&Parameters::for_tests()).file_system, "ext4");
+    }
+
     /// A referee found "a drive 5 times slower" printed of crashes on one that was four times faster.
     #[test]
     fn records_say_the_pace_that_their_drive_has() {
