@@ -35,6 +35,13 @@ pub enum Kind {
     Missing,
 }
 
+impl Kind {
+    /// Whether guests are booted for it.
+    pub fn has_guests(self) -> bool {
+        matches!(self, Self::Load | Self::Recovery | Self::Integrity)
+    }
+}
+
 /// How often a cell is measured unless it is said otherwise.
 pub const ITERATIONS: u32 = 3;
 
@@ -590,6 +597,14 @@ mod tests {
         assert_eq!(experiment.parameters(&tenth).scale, 0.1, "a declared scale is the scale");
         let look = Parameters { clocks: 1.0, ..tenth };
         assert!((experiment.parameters(&look).scale - 0.025).abs() < 1e-9);
+    }
+
+    /// The page of today's question was of the layout of twenty years ago.
+    #[test]
+    fn what_asks_for_today_has_todays_file_system() {
+        let experiment = select(&["today-fsync".to_owned()]).unwrap().remove(0);
+        assert_eq!(Parameters::for_tests().file_system, "ext3", "what a run has that does not say");
+        assert_eq!(experiment.parameters(&Parameters::for_tests()).file_system, "ext4");
     }
 
     /// A referee found "a drive 5 times slower" printed of crashes on one that was four times faster.

@@ -58,6 +58,9 @@ pub enum Mode {
     /// As `nvm`, many appends logged where that takes less time, and sent home in the background.
     #[serde(rename = "nvm-auto")]
     NvmByCost,
+    /// As `nvm`, a transaction acknowledged before the flush of its appends: a loss of power may cost the last one.
+    #[serde(rename = "nvm-pipelined")]
+    NvmPipelined,
     /// NJS-all-journal: as `nvm`, appends logged too.
     #[serde(rename = "nvm-all-journal")]
     NvmLogEverything,
@@ -84,7 +87,7 @@ pub enum Mode {
 
 impl Mode {
     /// All of them.
-    pub const ALL: [Self; 28] = [
+    pub const ALL: [Self; 29] = [
         Self::Writeback,
         Self::Ordered,
         Self::Journal,
@@ -105,6 +108,7 @@ impl Mode {
         Self::NvmNoByteLevel,
         Self::NvmNoDelayedCheckpoint,
         Self::NvmByCost,
+        Self::NvmPipelined,
         Self::NvmLogEverything,
         Self::NoJournal,
         Self::Ramdisk,
@@ -138,6 +142,7 @@ impl Mode {
             Self::NvmNoByteLevel => "nvm-no-bj",
             Self::NvmNoDelayedCheckpoint => "nvm-no-dc",
             Self::NvmByCost => "nvm-auto",
+            Self::NvmPipelined => "nvm-pipelined",
             Self::NvmLogEverything => "nvm-all-journal",
             Self::NoJournal => "nojournal",
             Self::Ramdisk => "ramdisk",
@@ -176,6 +181,7 @@ impl Mode {
             | Self::NvmNoByteLevel
             | Self::NvmNoDelayedCheckpoint
             | Self::NvmByCost
+            | Self::NvmPipelined
             | Self::NvmLogEverything => "nvm",
             Self::RemoteWriteback | Self::RemoteOrdered | Self::RemoteJournal => "remote",
         }
@@ -192,6 +198,7 @@ impl Mode {
             Self::NvmNoByteLevel => Some(",nvm-byte-level=off"),
             Self::NvmNoDelayedCheckpoint => Some(",nvm-delayed-checkpoint=off"),
             Self::NvmByCost => Some(",nvm-append-home=auto"),
+            Self::NvmPipelined => Some(",nvm-pipelined=on"),
             Self::NvmLogEverything => Some(",nvm-log-everything"),
             _ => None,
         }
@@ -246,6 +253,7 @@ impl Mode {
             | Self::NvmNoByteLevel
             | Self::NvmNoDelayedCheckpoint
             | Self::NvmByCost
+            | Self::NvmPipelined
             | Self::NvmLogEverything
             | Self::RemoteJournal => "data=journal",
         }
@@ -312,6 +320,15 @@ mod tests {
             assert_eq!(Mode::by_name(mode.name()), Some(mode));
             assert_eq!(serde_json::to_string(&mode).unwrap(), format!("\"{mode}\""));
             assert_eq!(mode.nvm_options().is_some(), mode.placement() == "nvm");
+        }
+    }
+
+    /// What may cost a transaction is in no mode that does not say so.
+    #[test]
+    fn a_transaction_is_acknowledged_before_its_flush_in_one_mode_alone() {
+        for mode in Mode::ALL {
+            let is_pipelined = mode.nvm_options().is_some_and(|options| options.contains("nvm-pipelined=on"));
+            assert_eq!(is_pipelined, mode.name() == "nvm-pipelined", "{mode}");
         }
     }
 

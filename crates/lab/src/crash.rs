@@ -24,7 +24,7 @@ impl Rig {
     /// When a guest fails, or recovery does.
     pub fn recovery(&mut self, cell: &Cell, parameters: &Parameters) -> Result<CellResult> {
         let started = Instant::now();
-        // How long a whole run takes is measured once.
+        // How long a whole run takes is measured once, also where a run goes on another day.
         let half = match self.halves.get(&cell.group) {
             Some(half) => *half,
             None => {
@@ -54,7 +54,7 @@ impl Rig {
         for guest in &mut running.guests {
             guest.kill_all()?;
         }
-        let mut result = CellResult::empty(cell, parameters);
+        let mut result = CellResult { half_seconds: Some(half), ..CellResult::empty(cell, parameters) };
         for index in 0..running.guests.len() {
             result.guests.push(recovered(cell, &running, index)?);
         }

@@ -2,6 +2,7 @@
 
 use crate::cell::{Cell, Group};
 use crate::statistics::Summary;
+use guest_kit::Programs;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -134,6 +135,9 @@ pub struct CellResult {
     /// The machine that measured it: its processor; results of earlier versions do not say.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub machine: String,
+    /// The programs that it was measured with ([`guest_kit::Programs`]), where it had guests; results of earlier versions do not say.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub programs: String,
     /// The experiment that measured it, if it was another one: the same cell is measured once for all that need it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub measured_for: Option<String>,
@@ -144,6 +148,10 @@ pub struct CellResult {
     /// Whether its high-water marks are those of the load alone; results of earlier versions have those of what was prepared before it in them.
     #[serde(default)]
     pub has_marks_of_load: bool,
+    /// Of a recovery: after how many seconds all were killed, half of what a whole run takes. It is measured once for all iterations of a group, so a
+    /// run that goes on has it from here; results of earlier versions do not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub half_seconds: Option<f64>,
     /// What was found to be broken after a crash, in words.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub found: Vec<String>,
@@ -168,33 +176,41 @@ fn is_once(attempts: &u32) -> bool {
     *attempts == 1
 }
 
-/// What measured a cell. Both are empty where results of earlier versions do not say.
+/// What measured a cell. All are empty where results of earlier versions do not say.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Source {
     /// The code: `git describe`, or the version.
     pub commit: String,
     /// The machine: its processor.
     pub machine: String,
+    /// The programs that were really used ([`guest_kit::Programs`]); empty where there were no guests.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub programs: String,
 }
 
 impl Source {
-    /// This program on this machine.
-    pub fn here() -> Self {
-        Source { commit: crate::machine::commit(), machine: crate::machine::processor() }
+    /// This program on this machine, with what its guests and their VMs are made with, where there are any.
+    pub fn here(programs: Option<&Programs>) -> Self {
+        Source {
+            commit: crate::machine::commit(),
+            machine: crate::machine::processor(),
+            programs: programs.map_or_else(String::new, |programs| programs.digest().to_owned()),
+        }
     }
 }
 
 impl fmt::Display for Source {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let or_unsaid = |text: &str| if text.is_empty() { "one that is not said".to_owned() } else { text.to_owned() };
-        write!(f, "program {} on {}", or_unsaid(&self.commit), or_unsaid(&self.machine))
+        write!(f, "program {} on {}", or_unsaid(&self.commit), or_unsaid(&self.machine))?;
+        if self.programs.is_empty() { Ok(()) } else { write!(f, " with programs {}", self.programs) }
     }
 }
 
 impl CellResult {
     /// What measured it.
     pub fn source(&self) -> Source {
-        Source { commit: self.commit.clone(), machine: self.machine.clone() }
+        Source { commit: self.commit.clone(), machine: self.machine.clone(), programs: self.programs.clone() }
     }
 
     /// One that nothing was measured of yet.
@@ -212,9 +228,11 @@ impl CellResult {
             processors: crate::machine::processors(),
             commit: String::new(),
             machine: String::new(),
+            programs: String::new(),
             measured_for: None,
             begins_clean: true,
             has_marks_of_load: true,
+            half_seconds: None,
             found: Vec::new(),
             attempts: 1,
             failure: None,

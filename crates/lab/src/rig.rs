@@ -10,7 +10,8 @@ use crate::cell::{Cell, Group, Mode};
 use crate::clocks;
 use crate::error::{Error, FileContext, Result};
 use crate::journal_server::JournalServer;
-use crate::measured::Parameters;
+use crate::measured::{CellResult, Parameters};
+use crate::scratch::{self, Scratch};
 use crate::workload::{Sizes, Workload};
 use disk_model::{Model, Profile, Server, ServerOptions};
 use guest_kit::aged::Aged;
@@ -45,7 +46,7 @@ const BOOT_LIMIT: Duration = Duration::from_secs(600);
 pub struct Rig {
     /// Guests that serve one cell after the other; they end before the images do.
     pub(crate) session: Option<Session>,
-    pub(crate) directory: TempDir,
+    pub(crate) directory: Scratch,
     fresh: BTreeMap<(u32, u64, bool, u64), PathBuf>,
     /// Of the fresh images that are full and old: how much so.
     aged: BTreeMap<PathBuf, Aged>,
@@ -191,7 +192,7 @@ pub(crate) struct Running {
     /// What getting here took: seconds of each part.
     pub(crate) phases: BTreeMap<String, f64>,
     pub(crate) directory: TempDir,
-    pub(crate) tmpfs: TempDir,
+    pub(crate) tmpfs: Scratch,
 }
 
 /// A guest that serves one crash after the other.
@@ -211,7 +212,7 @@ impl Rig {
     /// When no directory can be made there.
     pub fn new(images: Option<&Path>, consoles: PathBuf, limit: Option<Duration>) -> Result<Self> {
         let parent = images.map_or_else(std::env::temp_dir, Path::to_owned);
-        let directory = tempfile::Builder::new().prefix("amberlog-lab-").tempdir_in(&parent).at("write in", &parent)?;
+        let directory = Scratch::new_in(&parent)?;
         Ok(Rig {
             session: None,
             directory,
@@ -221,6 +222,13 @@ impl Rig {
             consoles,
             limit,
         })
+    }
+
+    /// What earlier runs found out that these are to have in common with them.
+    pub(crate) fn know(&mut self, kept: &CellResult) {
+        if let Some(half) = kept.half_seconds {
+            self.halves.entry(kept.cell.group.clone()).or_insert(half);
+        }
     }
 
     /// Many times what it should take: a guest beyond it hangs.
@@ -289,9 +297,7 @@ impl Rig {
         let group = &cell.group;
         let started = Instant::now();
         let directory = tempfile::tempdir_in(self.directory.path()).at("write in", self.directory.path())?;
-        let tmpfs_parent = Path::new("/dev/shm");
-        let tmpfs =
-            tempfile::Builder::new().prefix("amberlog-lab-").tempdir_in(tmpfs_parent).at("write in", tmpfs_parent)?;
+        let tmpfs = Scratch::new_in(scratch::memory())?;
         let profile: Profile = group.disk.parse().map_err(Error::Told)?;
         let seed = parameters.seed + u64::from(cell.iteration);
         let sizes = parameters.constants();

@@ -9,8 +9,8 @@ use crate::measured::{CellResult, Parameters, Source};
 use crate::results::{self, Declared, Results, SCHEMA};
 use crate::rig::Rig;
 use crate::workload::Workload;
-use crate::{flash, machine, sizes};
-use guest_kit::interrupt;
+use crate::{flash, machine, scratch, sizes};
+use guest_kit::{Programs, interrupt};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -52,17 +52,23 @@ pub fn run(experiments: &[Experiment], options: &RunOptions) -> Result<usize> {
         }
     }
     let all = catalogue::all()?;
-    let here = Source::here();
-    let source = (!options.takes_any_source).then_some(&here);
+    let has_guests = experiments.iter().any(|experiment| experiment.kind.has_guests());
+    let programs = has_guests.then(Programs::here).transpose()?;
     for experiment in experiments {
+        let here = source_of(experiment, programs.as_ref());
+        let source = (!options.takes_any_source).then_some(&here);
         let parameters = experiment.parameters(&options.parameters);
         let directory = options.out.join(&experiment.id);
         refuse_others(experiment, &directory, &parameters, source)?;
         refuse_to_write_over(experiment, &directory, &parameters, &options.extent)?;
     }
+    let images = options.images.clone().unwrap_or_else(std::env::temp_dir);
+    scratch::remove_leftovers(&[&images, scratch::memory()]);
     let mut progress = Progress::new(experiments, &options.extent);
     let mut failed = 0;
     for experiment in experiments {
+        let here = source_of(experiment, programs.as_ref());
+        let source = (!options.takes_any_source).then_some(&here);
         let directory = options.out.join(&experiment.id);
         let raw = directory.join("raw");
         std::fs::create_dir_all(&raw).at("make", &raw)?;
@@ -74,6 +80,7 @@ pub fn run(experiments: &[Experiment], options: &RunOptions) -> Result<usize> {
         let mut cells: Vec<CellResult> = Vec::new();
         let parameters = experiment.parameters(&options.parameters);
         let mut kept_at: Option<Instant> = None;
+        know_earlier(experiment, &options.extent, &raw, &parameters, &mut rig)?;
         for cell in experiment.cells(&options.extent) {
             let path = raw.join(format!("{}.json", cell.file_name()));
             let expected = experiment.cell_seconds(&cell, &options.extent);
@@ -88,21 +95,22 @@ pub fn run(experiments: &[Experiment], options: &RunOptions) -> Result<usize> {
                     result
                 }
                 None => {
+                    if let Err(changed) = programs.iter().try_for_each(Programs::refuse_changed) {
+                        keep_what_is_there(experiment, options, &parameters, &directory, cells)?;
+                        return Err(changed.into());
+                    }
                     progress.begin(&experiment.id, &cell);
                     let begun = Instant::now();
                     let ticks = machine::processor_ticks();
                     let result = measure(experiment, &cell, &mut rig, &parameters);
                     if interrupt::is_requested() {
-                        // With what earlier runs have of the cells that this one did not come to.
-                        let all = with_earlier(experiment, &options.extent, &raw, &parameters, cells)?;
-                        if !all.is_empty() {
-                            keep(experiment, options, &parameters, &directory, &all)?;
-                        }
+                        keep_what_is_there(experiment, options, &parameters, &directory, cells)?;
                         return Err(Error::Interrupted);
                     }
                     let mut result = result.unwrap_or_else(|error| failure(&cell, &parameters, &error));
                     result.commit.clone_from(&here.commit);
                     result.machine.clone_from(&here.machine);
+                    result.programs.clone_from(&here.programs);
                     result.steal_percent = machine::steal_percent_since(ticks);
                     result.attempts += results::set_aside(&directory, &path)?;
                     results::write(&path, &result)?;
@@ -123,6 +131,38 @@ pub fn run(experiments: &[Experiment], options: &RunOptions) -> Result<usize> {
         keep(experiment, options, &parameters, &directory, &all)?;
     }
     Ok(failed)
+}
+
+/// Shows a rig all that earlier runs measured, before anything is: the cell that comes first may be one that is measured again.
+fn know_earlier(
+    experiment: &Experiment,
+    extent: &Extent,
+    raw: &Path,
+    parameters: &Parameters,
+    rig: &mut Rig,
+) -> Result<()> {
+    for cell in experiment.cells(extent) {
+        let kept = kept_result(experiment, &raw.join(format!("{}.json", cell.file_name())), parameters)?;
+        kept.iter().for_each(|kept| rig.know(kept));
+    }
+    Ok(())
+}
+
+/// Makes `results.json` of a run that ends early, with what earlier runs have of the cells that this one did not come to.
+fn keep_what_is_there(
+    experiment: &Experiment,
+    options: &RunOptions,
+    parameters: &Parameters,
+    directory: &Path,
+    cells: Vec<CellResult>,
+) -> Result<()> {
+    let all = with_earlier(experiment, &options.extent, &directory.join("raw"), parameters, cells)?;
+    if all.is_empty() { Ok(()) } else { keep(experiment, options, parameters, directory, &all) }
+}
+
+/// What measures an experiment here.
+fn source_of(experiment: &Experiment, programs: Option<&Programs>) -> Source {
+    Source::here(programs.filter(|_| experiment.kind.has_guests()))
 }
 
 /// What a run measured, and what earlier ones into the same directory measured under the same parameters: more iterations, or
@@ -426,6 +466,26 @@ mod tests {
         assert!(found.contains(&more[0]) && found.contains(&more[2]));
     }
 
+    /// A run that went on measured anew after which time guests are killed, and iterations of one group were killed at two.
+    #[test]
+    fn a_run_that_goes_on_kills_at_the_time_of_the_earlier_one() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let experiment = catalogue::select(&["spe2012-tab3".to_owned()]).expect("there is one").remove(0);
+        let parameters = experiment.parameters(&Parameters::for_tests());
+        let extent = Extent { iterations: Some(2), ..Extent::default() };
+        let cells = experiment.cells(&extent);
+        let second = cells.iter().find(|cell| cell.iteration == 1).expect("a second iteration");
+        let keep = |half_seconds| {
+            let kept = CellResult { half_seconds, ..CellResult::empty(second, &parameters) };
+            results::write(&directory.path().join(format!("{}.json", second.file_name())), &kept).expect("written");
+            let mut rig = Rig::new(Some(directory.path()), directory.path().join("consoles"), None).expect("a rig");
+            know_earlier(&experiment, &extent, directory.path(), &parameters, &mut rig).expect("read");
+            rig.halves.get(&second.group).copied()
+        };
+        assert_eq!(keep(Some(3.5)), Some(3.5));
+        assert_eq!(keep(None), None, "it is of an earlier version");
+    }
+
     /// A referee found results of other machines and commits used again without a word.
     #[test]
     fn results_of_another_program_or_machine_are_refused_and_not_taken_along() {
@@ -433,8 +493,18 @@ mod tests {
         let experiments = catalogue::select(&["spe2012-fig17".to_owned(), "spe2012-fig18".to_owned()]).expect("both");
         let parameters = experiments[0].parameters(&Parameters::for_tests());
         let cell = experiments[0].cells(&Extent { iterations: Some(1), ..Extent::default() }).remove(0);
-        let source = |commit: &str, machine: &str| Source { commit: commit.into(), machine: machine.into() };
-        let kept = CellResult { commit: "a".into(), machine: "x".into(), ..CellResult::empty(&cell, &parameters) };
+        let source = |commit: &str, machine: &str| Source {
+            commit: commit.into(),
+            machine: machine.into(),
+            programs: "t".into(),
+        };
+        let edited = Source { programs: "u".into(), ..source("a", "x") };
+        let kept = CellResult {
+            commit: "a".into(),
+            machine: "x".into(),
+            programs: "t".into(),
+            ..CellResult::empty(&cell, &parameters)
+        };
         let raw = directory.path().join("spe2012-fig17/raw");
         std::fs::create_dir_all(&raw).expect("made");
         results::write(&raw.join(format!("{}.json", cell.file_name())), &kept).expect("written");
@@ -442,7 +512,7 @@ mod tests {
         let refused =
             |parameters: &Parameters, source: Option<&Source>| refuse_others(&experiments[0], &own, parameters, source);
         assert!(refused(&parameters, Some(&source("a", "x"))).is_ok() && refused(&parameters, None).is_ok());
-        for other in [source("b", "x"), source("a", "y")] {
+        for other in [source("b", "x"), source("a", "y"), edited.clone()] {
             let told = refused(&parameters, Some(&other)).expect_err("it is another's").to_string();
             assert!(told.contains("has 1 results of program a on x") && told.contains("--any-source"), "{told}");
             let changed = Parameters { seed: 2, ..parameters.clone() };
@@ -473,5 +543,6 @@ mod tests {
         };
         assert!(elsewhere(Some(&source("a", "x"))).is_some() && elsewhere(None).is_some());
         assert!(elsewhere(Some(&source("b", "x"))).is_none() && elsewhere(Some(&source("a", "y"))).is_none());
+        assert!(elsewhere(Some(&edited)).is_none(), "its guests have other tools");
     }
 }

@@ -255,7 +255,13 @@ fn sources(sides: &Sides<'_>) -> BTreeSet<Source> {
 /// Why what several measured is not judged: a difference may be theirs.
 fn several(sources: &BTreeSet<Source>) -> String {
     let machines: BTreeSet<&str> = sources.iter().map(|source| source.machine.as_str()).collect();
-    let (count, of) = if machines.len() > 1 { (machines.len(), "machines") } else { (sources.len(), "commits") };
+    let commits: BTreeSet<&str> = sources.iter().map(|source| source.commit.as_str()).collect();
+    let (count, of) = match (machines.len(), commits.len()) {
+        (count @ 2.., _) => (count, "machines"),
+        (_, count @ 2..) => (count, "commits"),
+        // Of one commit, and changed since, or built otherwise.
+        _ => (sources.len(), "programs"),
+    };
     if count == 2 { format!("two {of}") } else { format!("{count} {of}") }
 }
 
@@ -681,7 +687,7 @@ mod tests {
     #[test]
     fn what_two_machines_or_commits_measured_is_not_compared() {
         let of = |row: SummaryRow, commit: &str, machine: &str| {
-            let source = Source { commit: commit.into(), machine: machine.into() };
+            let source = Source { commit: commit.into(), machine: machine.into(), programs: String::new() };
             SummaryRow { sources: BTreeSet::from([source]), ..row }
         };
         let judged = |commit: &str, machine: &str| {
@@ -696,7 +702,9 @@ mod tests {
         assert_eq!(judged("b", "x"), (Agreement::NotJudged, "two commits".to_owned()));
         assert_eq!(judged("a", "y"), (Agreement::NotJudged, "two machines".to_owned()));
         let mut both = of(row(Mode::Vma, 1, "area_bytes_max", &[1.0, 1.0]), "a", "x");
-        both.sources.insert(Source { commit: "a".into(), machine: "y".into() });
+        both.sources.insert(Source { commit: "a".into(), machine: "y".into(), programs: String::new() });
+        let tools = |digest: &str| Source { commit: "a".into(), machine: "x".into(), programs: digest.into() };
+        assert_eq!(several(&BTreeSet::from([tools("1"), tools("2")])), "two programs");
         let verdict = judge(&"value-at-most area_bytes_max vma 2".parse().unwrap(), &[both], &full(), None);
         assert_eq!(verdict.agreement, Agreement::NotJudged, "of one side, too");
     }

@@ -30,7 +30,24 @@ const IMAGE: INodeNo = INodeNo(2);
 const THREADS: usize = 4;
 
 /// What was at an offset before it was written to.
-type Before = (u64, Vec<u8>);
+#[derive(Debug)]
+struct Before {
+    /// Which write it was, of all that were remembered.
+    number: u64,
+    offset: u64,
+    bytes: Vec<u8>,
+}
+
+/// What a loss of power would take back.
+#[derive(Debug, Default)]
+struct Unflushed {
+    /// Of each write that no flush has made durable, in order.
+    before: Vec<Before>,
+    /// Writes that were remembered so far.
+    count: u64,
+    /// The power is gone: no flush makes anything durable any more, not one that is on its way either.
+    is_cut: bool,
+}
 
 #[derive(Debug, Default)]
 struct Controls {
@@ -45,8 +62,8 @@ struct Controls {
     bytes: AtomicU64,
     flushes: AtomicU64,
     failures: AtomicU64,
-    /// What was there before each write since the last flush, in order; nothing while it is not asked for.
-    before: Mutex<Option<Vec<Before>>>,
+    /// Nothing while it is not asked for.
+    unflushed: Mutex<Option<Unflushed>>,
     silence: Mutex<Silence>,
     /// All that was asked for, in order; nothing while nobody wants to know.
     asked: Mutex<Option<Vec<Asked>>>,
@@ -218,16 +235,25 @@ impl TestStorage {
 
     /// From now on remembers what a loss of power would take back.
     pub fn remember_unflushed(&self) {
-        *self.controls.before.lock().expect("no panic under this lock") = Some(Vec::new());
+        *self.controls.unflushed.lock().expect("no panic under this lock") = Some(Unflushed::default());
     }
 
-    /// Loses power: every write since the last flush is taken back, in the backing file. To be called when nobody writes.
+    /// The moment at which the power goes, where what is remembered is to be lost: a flush that has not ended by now makes nothing durable. To be called
+    /// just before everybody who uses the image is killed, because such a flush fails when its time is over, which nobody is to see;
+    /// [`TestStorage::lose_power`] is what comes then.
+    pub fn cut_power(&self) {
+        if let Some(unflushed) = &mut *self.controls.unflushed.lock().expect("no panic under this lock") {
+            unflushed.is_cut = true;
+        }
+    }
+
+    /// Loses power: every write that no flush has made durable is taken back, in the backing file. To be called when nobody writes.
     ///
     /// # Errors
     /// When the backing file cannot be written.
     pub fn lose_power(&self) -> io::Result<()> {
-        let mut before = self.controls.before.lock().expect("no panic under this lock");
-        for (offset, bytes) in before.take().unwrap_or_default().into_iter().rev() {
+        let mut unflushed = self.controls.unflushed.lock().expect("no panic under this lock");
+        for Before { offset, bytes, .. } in unflushed.take().unwrap_or_default().before.into_iter().rev() {
             self.backing.write_all_at(&bytes, offset)?;
         }
         Ok(())
@@ -417,17 +443,18 @@ impl Filesystem for Image {
             }
         }
         // Only who remembers has to be alone: writes of several threads go on side by side otherwise, as on a drive.
-        let before = self.controls.before.lock().expect("no panic under this lock");
-        let mut before = Some(before).filter(|before| before.is_some());
-        if let Some(before) = before.as_deref_mut().and_then(Option::as_mut) {
+        let unflushed = self.controls.unflushed.lock().expect("no panic under this lock");
+        let mut unflushed = Some(unflushed).filter(|unflushed| unflushed.is_some());
+        if let Some(unflushed) = unflushed.as_deref_mut().and_then(Option::as_mut) {
             let mut bytes = vec![0; data.len()];
             match self.file.read_exact_at(&mut bytes, offset) {
-                Ok(()) => before.push((offset, bytes)),
+                Ok(()) => unflushed.before.push(Before { number: unflushed.count, offset, bytes }),
                 Err(error) => return reply.error(error.into()),
             }
+            unflushed.count += 1;
         }
         let written = self.file.write_all_at(data, offset);
-        drop(before);
+        drop(unflushed);
         match written {
             Ok(()) => {
                 self.controls.bytes.fetch_add(data.len() as u64, Ordering::SeqCst);
@@ -453,13 +480,17 @@ impl Filesystem for Image {
         if self.fails(&self.controls.fail_flushes) {
             return reply.error(Errno::EIO);
         }
-        // What is written while a flush is on its way is not covered by it.
-        let covered = self.controls.before.lock().expect("no panic under this lock").as_ref().map_or(0, Vec::len);
+        // What is written while a flush is on its way is not covered by it, and what is covered is durable when it has ended, and not before.
+        let unflushed = || self.controls.unflushed.lock().expect("no panic under this lock");
+        let covered = unflushed().as_ref().map_or(0, |unflushed| unflushed.count);
         let flushed = self.file.sync_data();
-        if let Some(before) = &mut *self.controls.before.lock().expect("no panic under this lock") {
-            before.drain(..covered.min(before.len()));
-        }
         std::thread::sleep(Duration::from_micros(self.controls.flush_us.load(Ordering::SeqCst)));
+        if let Some(unflushed) = &mut *unflushed() {
+            if unflushed.is_cut {
+                return reply.error(Errno::EIO);
+            }
+            unflushed.before.retain(|before| before.number >= covered);
+        }
         match flushed {
             Ok(()) => reply.ok(),
             Err(error) => reply.error(error.into()),
@@ -522,5 +553,51 @@ mod tests {
         storage.lose_power().expect("written");
         assert_eq!(std::fs::read(&backing).expect("the backing file")[1024..1536], [3; 512]);
         assert_eq!(std::fs::read(&backing).expect("the backing file")[..1024], [[2; 512], [9; 512]].concat());
+    }
+
+    /// Writes were durable when a flush began, so that a power cut in its midst lost nothing, and one that came after it was called durable by another
+    /// flush that began before it.
+    #[test]
+    fn a_flush_makes_durable_what_was_written_before_it_and_when_it_ends() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let backing = directory.path().join("backing");
+        std::fs::write(&backing, vec![7; 8192]).expect("a backing file");
+        let storage = match TestStorage::new(&backing) {
+            Ok(storage) => storage,
+            Err(error) => return eprintln!("left out: {error}"),
+        };
+        let [file, other] =
+            [0, 1].map(|_| File::options().read(true).write(true).open(storage.image()).expect("the image"));
+        let begun = |flushes: u64| {
+            while storage.flushes() < flushes {
+                std::thread::yield_now();
+            }
+            // It counts what it covers just behind that.
+            std::thread::sleep(Duration::from_millis(50));
+        };
+        let left = |storage: &TestStorage| {
+            storage.lose_power().expect("written");
+            let all = std::fs::read(&backing).expect("the backing file");
+            [0, 1024, 2048].map(|at| all[at])
+        };
+        storage.remember_unflushed();
+        storage.set_flush_us(400_000);
+        std::thread::scope(|threads| {
+            file.write_all_at(&[1; 512], 0).expect("a write");
+            let flushes = [&file, &other].map(|file| threads.spawn(|| file.sync_data()));
+            begun(2);
+            file.write_all_at(&[2; 512], 1024).expect("a write");
+            flushes.into_iter().for_each(|flush| flush.join().expect("no panic").expect("a flush"));
+        });
+        assert_eq!(left(&storage), [1, 7, 7], "two flushes at once cover no more than each of them");
+        storage.remember_unflushed();
+        std::thread::scope(|threads| {
+            file.write_all_at(&[3; 512], 2048).expect("a write");
+            let flush = threads.spawn(|| file.sync_data());
+            begun(3);
+            storage.cut_power();
+            assert!(flush.join().expect("no panic").is_err());
+        });
+        assert_eq!(left(&storage), [1, 7, 7], "it was on its way when the power went");
     }
 }

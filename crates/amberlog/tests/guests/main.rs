@@ -30,6 +30,7 @@ mod metrics;
 mod migration;
 mod nats;
 mod nvm;
+mod nvm_pipelined;
 mod placements;
 mod plugged;
 mod power;

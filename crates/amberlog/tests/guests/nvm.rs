@@ -13,14 +13,14 @@ use std::path::Path;
 use std::time::Duration;
 
 /// `--disk` with its journal in this region.
-fn on_nvm(image: &Path, region: &Path, more: &str) -> [OsString; 2] {
+pub(super) fn on_nvm(image: &Path, region: &Path, more: &str) -> [OsString; 2] {
     disk_with(image, &format!(",placement=nvm={}{more}", region.display()))
 }
 
 /// What is logged of a garbage collection.
 const COLLECTED: &str = "garbage collection of the NVM region";
 
-fn recover(image: &Path, region: &Path, more: &[&str]) -> (i32, Value, String) {
+pub(super) fn recover(image: &Path, region: &Path, more: &[&str]) -> (i32, Value, String) {
     let words = ["recover", "--json", "--disk"].map(OsString::from).into_iter();
     let words = words.chain([image.into(), "--nvm".into(), region.into()]).chain(more.iter().map(OsString::from));
     let output = amberlog_with(words);
@@ -28,7 +28,7 @@ fn recover(image: &Path, region: &Path, more: &[&str]) -> (i32, Value, String) {
     (output.status.code().unwrap(), json, text(&output.stderr))
 }
 
-fn inspect(region: &Path) -> Value {
+pub(super) fn inspect(region: &Path) -> Value {
     let output = amberlog_with(["inspect".as_ref(), "--json".as_ref(), "--nvm".as_ref(), region.as_os_str()]);
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     serde_json::from_slice(&output.stdout).expect("it prints JSON")

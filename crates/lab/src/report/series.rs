@@ -4,7 +4,7 @@ use crate::cell::Mode;
 use charts::Series;
 
 /// Modes in the order of their meaning, each with its colour and pattern.
-const LOOKS: [(Mode, usize, usize); 28] = [
+const LOOKS: [(Mode, usize, usize); 29] = [
     (Mode::NoJournal, 6, 3),
     (Mode::Bound, 6, 0),
     (Mode::BoundOrdered, 6, 1),
@@ -30,6 +30,7 @@ const LOOKS: [(Mode, usize, usize); 28] = [
     (Mode::NvmNoDelayedCheckpoint, 8, 2),
     (Mode::NvmLogEverything, 8, 3),
     (Mode::NvmByCost, 7, 0),
+    (Mode::NvmPipelined, 7, 1),
     (Mode::RemoteWriteback, 5, 0),
     (Mode::RemoteOrdered, 5, 1),
     (Mode::RemoteJournal, 5, 2),

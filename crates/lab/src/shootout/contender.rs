@@ -37,6 +37,8 @@ pub(super) enum Promise {
     Everything,
     /// What was acknowledged so many seconds before, or earlier.
     Older(u64),
+    /// All but the last transaction of each log, which may be gone as a whole: nothing that was acknowledged later is there without what was before.
+    AllButLast,
     Nothing,
 }
 
@@ -45,6 +47,7 @@ impl Promise {
         match self {
             Self::Everything => "everything".to_owned(),
             Self::Older(seconds) => format!("what is older than {seconds} s"),
+            Self::AllButLast => "all but the last transaction of each log".to_owned(),
             Self::Nothing => "no promise".to_owned(),
         }
     }
@@ -97,6 +100,22 @@ impl Served {
         }
     }
 
+    /// The name of amberlog's placement, and its options as the disk's option has them; nothing where amberlog does not serve it.
+    pub(super) fn placement(self) -> Option<(&'static str, &'static str)> {
+        let Self::Amberlog(placement) = self else { return None };
+        Some(placement.split_at(placement.find(',').unwrap_or(placement.len())))
+    }
+
+    /// Whether its journal is in a region or on a server: amberlog brings it home when it serves the disk again.
+    pub(super) fn has_journal_elsewhere(self) -> bool {
+        matches!(self.placement(), Some(("nvm" | "remote", _)))
+    }
+
+    /// Whether a transaction is acknowledged before the flush of its appends has ended.
+    pub(super) fn is_pipelined(self) -> bool {
+        self.placement().is_some_and(|(_, options)| options.split(',').any(|option| option == "nvm-pipelined=on"))
+    }
+
     /// How many seconds after it is acknowledged a record is durable at the latest, where that goes by age.
     pub(super) fn durable_within(self) -> Option<u64> {
         let Self::Amberlog(placement) = self else { return None };
@@ -130,6 +149,7 @@ pub(super) fn promise(file_system: FileSystem, mount: &str, served: Served, deat
                 None => Promise::Nothing,
             }
         }
+        Served::Amberlog(_) if served.is_pipelined() => Promise::AllButLast,
         Served::Amberlog(_) | Served::Qemu(_) | Served::QemuIothread(_) => Promise::Everything,
     }
 }
@@ -155,7 +175,7 @@ pub(super) fn described(name: &str) -> Option<[String; 3]> {
 const EXT4: FileSystem = FileSystem::Ext4 { features: "" };
 const PLAIN: Served = Served::Amberlog("storage");
 
-const ALL: [(&str, FileSystem, &str, Served); 34] = [
+const ALL: [(&str, FileSystem, &str, Served); 35] = [
     ("ext4-ordered", EXT4, "data=ordered", PLAIN),
     ("ext4-journal", EXT4, "data=journal", PLAIN),
     ("ext4-fast-commit", FileSystem::Ext4 { features: "fast_commit" }, "data=ordered", PLAIN),
@@ -188,6 +208,7 @@ const ALL: [(&str, FileSystem, &str, Served); 34] = [
     ("retain-lone-hot", EXT4, "data=journal", Served::Amberlog("retain,hot-pages=lone")),
     ("copy", EXT4, "data=journal", Served::Amberlog("copy")),
     ("nvm", EXT4, "data=journal", Served::Amberlog("nvm")),
+    ("nvm-pipelined", EXT4, "data=journal", Served::Amberlog("nvm,nvm-pipelined=on")),
     ("remote", EXT4, "data=journal", Served::Amberlog("remote")),
     ("remote-ordered", EXT4, "data=ordered", Served::Amberlog("remote")),
 ];
@@ -358,6 +379,7 @@ mod tests {
         for name in ["retain-5", "retain-5-ordered"] {
             assert_eq!(of(name), Promise::Older(5), "{name}");
         }
+        assert_eq!(of("nvm-pipelined"), Promise::AllButLast);
         for name in [
             "ext4-nobarrier",
             "ext4-tmpfs-journal",
@@ -379,5 +401,21 @@ mod tests {
         assert_eq!(served, "amberlog, placement=retain,durable-within=5");
         assert_eq!(promised, "guest or VMM dies: everything; host dies: what is older than 5 s");
         assert_eq!(described("ext4-ordered-stock"), described("ext4-ordered"));
+        let [_, served, promised] = described("nvm-pipelined").unwrap();
+        assert_eq!(served, "amberlog, placement=nvm,nvm-pipelined=on");
+        assert_eq!(promised, "guest or VMM dies: everything; host dies: all but the last transaction of each log");
+    }
+
+    /// Whose journal is elsewhere must not be looked after by e2fsck before amberlog has brought it home.
+    #[test]
+    fn a_placement_is_known_with_its_options_too() {
+        let of = |name: &str| ALL.into_iter().find(|(known, ..)| *known == name).unwrap().3;
+        assert_eq!(of("nvm-pipelined").placement(), Some(("nvm", ",nvm-pipelined=on")));
+        assert_eq!(of("nvm").placement(), Some(("nvm", "")));
+        assert_eq!(of("qemu-none").placement(), None);
+        let elsewhere: Vec<_> = ALL.into_iter().filter(|one| one.3.has_journal_elsewhere()).map(|one| one.0).collect();
+        assert_eq!(elsewhere, ["nvm", "nvm-pipelined", "remote", "remote-ordered"]);
+        let pipelined: Vec<_> = ALL.into_iter().filter(|one| one.3.is_pipelined()).map(|one| one.0).collect();
+        assert_eq!(pipelined, ["nvm-pipelined"]);
     }
 }

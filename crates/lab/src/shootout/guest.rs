@@ -10,15 +10,15 @@ use crate::load::is_idle;
 use crate::machine::process_tree_cpu_seconds;
 use crate::rig::{NVM_BANDWIDTH_MB, NVM_LATENCY_NS};
 use crate::samples::{counted_so_far, levels_since, marks_of_the_load};
+use crate::scratch::{self, Scratch};
 use guest_kit::image::{self, ExtRecipe, Journal};
 use guest_kit::{Accelerator, Drive, Guest, GuestSpec, Reported, program};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
-use tempfile::TempDir;
 use test_storage::TestStorage;
 
 /// The image; its journal; and as much of fast memory as anybody gets: an external journal, a region of NVM.
@@ -44,13 +44,15 @@ pub(super) fn limit(contender: &Contender) -> Duration {
 /// All that a contender's guest stands on, from boot to boot.
 pub(super) struct Stand {
     /// Where the backing file is.
-    pub(super) directory: TempDir,
+    pub(super) directory: Scratch,
     /// The host's memory: areas, external journals.
-    pub(super) memory: TempDir,
+    pub(super) memory: Scratch,
     /// What stands for persistent memory; on the host's memory too, but it outlives a loss of power.
-    pub(super) persistent: TempDir,
+    pub(super) persistent: Scratch,
     pub(super) server: Option<JournalServer>,
     pub(super) storage: Option<TestStorage>,
+    /// More words of the disk's option, where what is to be seen would not happen by the contender's own.
+    pub(super) more: &'static str,
     flush_us: u64,
 }
 
@@ -58,19 +60,18 @@ impl Stand {
     /// A fresh file system on the medium.
     pub(super) fn new(options: &ShootOut, contender: &Contender) -> Result<Self> {
         let parent = options.images.clone().unwrap_or_else(std::env::temp_dir);
-        let directory =
-            tempfile::Builder::new().prefix("amberlog-shoot-").tempdir_in(&parent).at("write in", &parent)?;
-        let shm = Path::new("/dev/shm");
-        let fast = || tempfile::Builder::new().prefix("amberlog-shoot-").tempdir_in(shm).at("write in", shm);
+        let directory = Scratch::new_in(&parent)?;
+        let fast = || Scratch::new_in(scratch::memory());
         let mut stand = Stand {
             memory: fast()?,
             persistent: fast()?,
             server: None,
             storage: None,
+            more: "",
             flush_us: options.flush_us,
             directory,
         };
-        if contender.served == Served::Amberlog("remote") {
+        if matches!(contender.served.placement(), Some(("remote", _))) {
             stand.server = Some(JournalServer::start(&stand.directory.path().join("journals"))?);
         }
         stand.make(contender)?;
@@ -160,8 +161,9 @@ impl Stand {
             Served::QemuCached(cache) => spec.drives(vec![Drive::new(self.backing(), cache)]),
             Served::Amberlog(placement) => {
                 let mut disk: OsString = image.into();
-                disk.push(format!(",name=data,placement={placement}"));
-                if placement == "nvm" {
+                let (name, options) = contender.served.placement().unwrap_or((placement, ""));
+                disk.push(format!(",name=data,placement={name}"));
+                if name == "nvm" {
                     disk.push("=");
                     disk.push(self.persistent.path().join("region"));
                     // As slow as the memory of NJS, on a medium that is as slow as it is.
@@ -174,6 +176,8 @@ impl Stand {
                     disk.push(format!("={}/data", server.address()));
                     words.push("--remote-insecure".into());
                 }
+                disk.push(options);
+                disk.push(self.more);
                 words.extend(["--disk".into(), disk]);
                 if contender.file_system.has_memory_disk() {
                     let mut memory = self.journal().into_os_string();
@@ -195,7 +199,7 @@ impl Stand {
         self.directory.path().join("report.json")
     }
 
-    fn samples(&self) -> PathBuf {
+    pub(super) fn samples(&self) -> PathBuf {
         self.directory.path().join("samples.jsonl")
     }
 

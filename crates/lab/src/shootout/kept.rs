@@ -151,9 +151,13 @@ mod tests {
         let other = Source { commit: "b".to_owned(), ..source.clone() };
         let told = refused(&here, &other, &cell, false).unwrap();
         assert!(
-            told.contains("program a on 2 × a processor, and here program b") && told.contains("--any-source"),
+            told.contains("program a on 2 × a processor with programs 0123, and here program b")
+                && told.contains("--any-source"),
             "{told}"
         );
+        let edited = Source { programs: "4567".to_owned(), ..source.clone() };
+        let told = refused(&here, &edited, &cell, false).unwrap();
+        assert!(told.contains("with programs 4567"), "the same commit, and other tools in its guests: {told}");
         assert_eq!(refused(&here, &other, &cell, true), None);
         let failed = cell_for_tests("retain", "fsync", Some("it hung"));
         assert_eq!(refused(&flush, &other, &failed, false), None, "it has no figure");

@@ -21,7 +21,9 @@ use crate::error::{Error, FileContext, Result};
 use crate::machine::place;
 use crate::measured::Source;
 use crate::results;
+use crate::scratch;
 use contender::Contender;
+use guest_kit::Programs;
 use kinds::Rounds;
 pub use kinds::{Death, Load};
 use serde::{Deserialize, Serialize};
@@ -97,6 +99,9 @@ pub struct Cell {
     /// Its machine's processor; cells of earlier versions do not say.
     #[serde(default)]
     pub machine: String,
+    /// The programs that it was measured with ([`Programs`]); cells of earlier versions do not say.
+    #[serde(default)]
+    pub programs: String,
     /// All that is known of its machine and its programs, and the load averages before it; cells of earlier versions do not say.
     #[serde(default)]
     pub environment: BTreeMap<String, String>,
@@ -117,7 +122,7 @@ fn once() -> u32 {
 impl Cell {
     /// What measured it.
     fn source(&self) -> Source {
-        Source { commit: self.commit.clone(), machine: self.machine.clone() }
+        Source { commit: self.commit.clone(), machine: self.machine.clone(), programs: self.programs.clone() }
     }
 
     /// A field, or what follows from some.
@@ -159,17 +164,21 @@ pub fn run(options: &ShootOut) -> Result<usize> {
     let (loads, absent_loads) = kinds::chosen(&options.loads)?;
     absent.extend(absent_loads);
     let rounds = Rounds::parse(&options.rounds)?;
+    let images = options.images.clone().unwrap_or_else(std::env::temp_dir);
+    scratch::remove_leftovers(&[&images, scratch::memory()]);
     let raw = options.out.join("raw");
     std::fs::create_dir_all(&raw).at("make", &raw)?;
     for reason in &absent {
         eprintln!("left out: {reason}");
     }
+    let programs = Programs::here()?;
     let run = Run {
         options,
         raw,
-        here: Source::here(),
+        here: Source::here(Some(&programs)),
+        programs,
         environment: crate::machine::describe(),
-        images: place(&options.images.clone().unwrap_or_else(std::env::temp_dir)),
+        images: place(&images),
         rounds,
     };
     run.refuse_others(&contenders, &loads)?;
@@ -204,6 +213,7 @@ struct Run<'a> {
     options: &'a ShootOut,
     raw: PathBuf,
     here: Source,
+    programs: Programs,
     environment: BTreeMap<String, String>,
     images: String,
     rounds: Rounds,
@@ -284,6 +294,7 @@ impl Run<'_> {
         eprintln!("{}, {what}, {}", contender.name, iteration + 1);
         let mut environment = self.environment.clone();
         environment.insert("load".to_owned(), crate::machine::load());
+        self.programs.refuse_changed()?;
         let outcome = measure();
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
         let mut cell = Cell {
@@ -296,6 +307,7 @@ impl Run<'_> {
             words: String::new(),
             commit: here.commit.clone(),
             machine: here.machine.clone(),
+            programs: here.programs.clone(),
             environment,
             ended: now.map_or(0, |now| now.as_secs()),
             failure: None,
@@ -350,6 +362,7 @@ pub(crate) fn cell_for_tests(contender: &str, what: &str, failure: Option<&str>)
         words: String::new(),
         commit: "a".to_owned(),
         machine: "2 × a processor".to_owned(),
+        programs: "0123".to_owned(),
         environment: BTreeMap::from([("qemu".to_owned(), "QEMU 7.2".to_owned())]),
         ended: 1_795_876_200,
         failure: failure.map(str::to_owned),

@@ -5,9 +5,12 @@ use super::guest::{Stand, limit};
 use super::kinds::Death;
 use super::{Measured, PROMISE_KEPT, ShootOut};
 use crate::error::{Error, FileContext, Result};
+use crate::samples::counted_so_far;
 use guest_kit::image::{self, FileSystem as Ext};
 use guest_kit::{AtEnd, Guest, judge, program};
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
+use test_storage::TestStorage;
 
 /// Records that are acknowledged before anything dies.
 const ENOUGH: u64 = 200;
@@ -19,13 +22,18 @@ const END_LIMIT: Duration = Duration::from_secs(120);
 /// How long records are acknowledged at least before anything dies: who promises something for what is older than five seconds is to have something
 /// that is.
 const OLD: Duration = Duration::from_secs(8);
+/// Of who acknowledges a transaction before the flush of its appends: a record's are few, and few go to the region, where nothing is flushed.
+const ALL_APPENDS_HOME: &str = ",nvm-append-home=0";
 /// What is durable by age is so within the age and one write-out.
 const SLACK: Duration = Duration::from_secs(1);
 
 /// Kills, restarts and judges.
 pub(super) fn kill(options: &ShootOut, contender: &Contender, death: Death) -> Result<Measured> {
     let mut stand = Stand::new(options, contender)?;
-    stand.storage.iter().for_each(test_storage::TestStorage::remember_unflushed);
+    stand.storage.iter().for_each(TestStorage::remember_unflushed);
+    if contender.served.is_pipelined() {
+        stand.more = ALL_APPENDS_HOME;
+    }
     let script = format!(
         "set -e
          {mount}
@@ -40,6 +48,9 @@ pub(super) fn kill(options: &ShootOut, contender: &Contender, death: Death) -> R
     let mut guest = Guest::start(spec)?;
     let told = acknowledged_for_long(&mut guest, if options.quick { ENOUGH_QUICK } else { ENOUGH }, limit(contender))?;
     stand.is_in_force_now(contender)?;
+    if contender.served.is_pipelined() {
+        went_before_their_flush(&counted_so_far(&stand.samples(), &contender.name)?)?;
+    }
     let dies = Instant::now();
     if death == Death::Guest {
         guest.tell("die")?;
@@ -48,6 +59,9 @@ pub(super) fn kill(options: &ShootOut, contender: &Contender, death: Death) -> R
             return Err(guest.failure(&format!("QEMU or amberlog ended with {status}")).into());
         }
     } else {
+        if death == Death::Host {
+            stand.storage.iter().for_each(TestStorage::cut_power);
+        }
         guest.kill_all()?;
     }
     let acknowledged = guest.final_report().acknowledged.get(STREAM).and_then(|stream| stream.last);
@@ -68,6 +82,11 @@ pub(super) fn kill(options: &ShootOut, contender: &Contender, death: Death) -> R
             let old = older_than(&told, dies, Duration::from_secs(age) + SLACK);
             Some(old.ok_or_else(|| Error::Told(format!("nothing was acknowledged {age} s before the death")))?)
         }
+        Promise::AllButLast => {
+            // Each record is made durable before the next one is begun: no two of them are of one transaction.
+            let before = acknowledged.checked_sub(1);
+            Some(before.ok_or_else(|| Error::Told("only one record was acknowledged".to_owned()))?)
+        }
         Promise::Nothing => None,
     };
     let found = look_for(&stand, contender, acknowledged, promised)?;
@@ -81,8 +100,9 @@ pub(super) fn kill(options: &ShootOut, contender: &Contender, death: Death) -> R
         ("damages".to_owned(), damage.len() as f64),
     ]);
     measured.fields.extend(found.lowest_lost.map(|record| ("lowest_lost".to_owned(), record as f64)));
+    measured.fields.extend(found.lowest_lost.map(|_| ("kept_behind_lost".to_owned(), found.kept_behind_lost as f64)));
     if let Some((record, lost)) = promised.zip(found.lost_of_promised) {
-        let is_kept = lost == 0 && damage.is_empty();
+        let is_kept = found.breach(promise).is_none() && damage.is_empty();
         measured.fields.extend([
             ("promised_through".to_owned(), record as f64),
             ("lost_of_promised".to_owned(), lost as f64),
@@ -90,6 +110,14 @@ pub(super) fn kill(options: &ShootOut, contender: &Contender, death: Death) -> R
         ]);
     }
     Ok(measured)
+}
+
+/// An error where no transaction was acknowledged before the flush of its appends: a death would show nothing of those that are.
+fn went_before_their_flush(counted: &BTreeMap<String, f64>) -> Result<()> {
+    match counted.get("nvm_commits_before_flush") {
+        Some(count) if *count > 0.0 => Ok(()),
+        _ => Err(Error::Told("no transaction was acknowledged before the flush of its appends".to_owned())),
+    }
 }
 
 /// Waits until enough records are acknowledged, and for long enough; gives when the host was told of which.
@@ -122,24 +150,38 @@ struct Found {
     lost: u64,
     /// The first of them.
     lowest_lost: Option<u64>,
+    /// Of what came behind that one, and the one that was being written with it: so many are there.
+    kept_behind_lost: u64,
     /// Of those that the contender promises to keep; nothing where it promises none.
     lost_of_promised: Option<u64>,
 }
 
 impl Found {
+    /// In which way what is promised was not kept, in words that go before the count of what is lost.
+    fn breach(&self, promise: Promise) -> Option<String> {
+        let lost = self.lost_of_promised.unwrap_or(0);
+        match promise {
+            Promise::Everything if lost > 0 => Some(String::new()),
+            Promise::Older(age) if lost > 0 => Some(format!("{lost} lost that were older than {age} s; ")),
+            Promise::AllButLast if lost > 0 => Some(format!("{lost} lost that were before the last one; ")),
+            Promise::AllButLast if self.kept_behind_lost > 0 => {
+                Some(format!("{} that came after a lost one are there; ", self.kept_behind_lost))
+            }
+            _ => None,
+        }
+    }
+
     fn verdict(&self, promise: Promise, damage: &[String]) -> String {
-        let Found { expected, lost, lowest_lost, lost_of_promised } = self;
+        let Found { expected, lost, lowest_lost, .. } = self;
         let mut words = if *lost == 0 { "everything".to_owned() } else { format!("{lost} of {expected} lost") };
         if let Some(record) = lowest_lost {
             words += &format!(", the first is record {record}");
         }
-        match (promise, lost_of_promised) {
-            (Promise::Older(age), Some(older)) if *older > 0 => {
-                words = format!("PROMISE BROKEN: {older} lost that were older than {age} s; {words}");
-            }
-            (Promise::Older(age), Some(_)) if *lost > 0 => words += &format!(", none is older than {age} s"),
-            (Promise::Everything, Some(older)) if *older > 0 => words = format!("PROMISE BROKEN: {words}"),
-            _ => {}
+        match (self.breach(promise), promise) {
+            (Some(breach), _) => words = format!("PROMISE BROKEN: {breach}{words}"),
+            (None, Promise::Older(age)) if *lost > 0 => words += &format!(", none is older than {age} s"),
+            (None, Promise::AllButLast) if *lost > 0 => words += ", which was the last one",
+            (None, _) => {}
         }
         if !damage.is_empty() {
             words += &format!(", file system damaged: {}", damage.join("; "));
@@ -175,7 +217,7 @@ fn look_after_it_as_a_boot_does(stand: &mut Stand, contender: &Contender, death:
         program::run(recover.args(["recover", "--json", "--area"]).arg(&area), &[0])?;
         words.push("amberlog recover".to_owned());
     }
-    if matches!(contender.served, Served::Amberlog("nvm" | "remote")) {
+    if contender.served.has_journal_elsewhere() {
         // Its journal is elsewhere: amberlog brings it home when it serves the disk again, before anybody mounts it.
         return Ok(words);
     }
@@ -233,7 +275,7 @@ fn look_for(stand: &Stand, contender: &Contender, acknowledged: u64, promised: O
          }}
          {mount}
          look {acknowledged}
-         result=$line first=none older=none
+         result=$line first=none older=none behind=0
          if [ $lost -gt 0 ]; then
              low=0 high={acknowledged}
              while [ $low -lt $high ]; do
@@ -242,13 +284,16 @@ fn look_for(stand: &Stand, contender: &Contender, acknowledged: u64, promised: O
                  if [ $lost -gt 0 ]; then high=$middle; else low=$((middle + 1)); fi
              done
              first=$low
+             look {next}
+             behind=$(({next} + 1 - first - lost))
          fi
          if [ -n '{promised}' ]; then
              look {promised}
              older=$lost
          fi
          {unmount}
-         mark result $result first=$first older=$older",
+         mark result $result first=$first older=$older behind=$behind",
+        next = acknowledged + 1,
         mount = Stand::mount_as_a_boot_does(contender),
         unmount = Stand::unmount(contender),
         promised = promised.map_or_else(String::new, |record| record.to_string()),
@@ -260,9 +305,9 @@ fn look_for(stand: &Stand, contender: &Contender, acknowledged: u64, promised: O
         let word = result.split_whitespace().find_map(|word| word.strip_prefix(name)?.strip_prefix('='));
         word.and_then(|word| word.parse::<u64>().ok())
     };
-    match (number("expected"), number("faults"), number("older")) {
-        (Some(expected), Some(lost), older) if older.is_some() == promised.is_some() => {
-            Ok(Found { expected, lost, lowest_lost: number("first"), lost_of_promised: older })
+    match (number("expected"), number("faults"), number("behind"), number("older")) {
+        (Some(expected), Some(lost), Some(kept_behind_lost), older) if older.is_some() == promised.is_some() => {
+            Ok(Found { expected, lost, lowest_lost: number("first"), kept_behind_lost, lost_of_promised: older })
         }
         _ => Err(Error::Told(format!("the guest that looked for records told '{result}'"))),
     }
@@ -298,6 +343,7 @@ mod tests {
             expected: 400,
             lost,
             lowest_lost: (lost > 0).then(|| 400 - lost),
+            kept_behind_lost: 0,
             lost_of_promised: older,
         };
         let say = |lost, older, promise| found(lost, older).verdict(promise, &[]);
@@ -311,5 +357,35 @@ mod tests {
             say(300, Some(2), Promise::Older(5)).starts_with("PROMISE BROKEN: 2 lost that were older than 5 s; 300 of")
         );
         assert!(say(1, Some(1), Promise::Everything).starts_with("PROMISE BROKEN: 1 of 400 lost"));
+    }
+
+    /// The last transaction may be gone, no other one, and nothing may be there of what came after it.
+    #[test]
+    fn all_but_the_last_is_a_prefix_without_a_gap() {
+        let say = |lost: u64, older: u64, behind: u64| {
+            let found = Found {
+                expected: 400,
+                lost,
+                lowest_lost: (lost > 0).then_some(399),
+                kept_behind_lost: behind,
+                lost_of_promised: Some(older),
+            };
+            (found.breach(Promise::AllButLast).is_some(), found.verdict(Promise::AllButLast, &[]))
+        };
+        assert_eq!(say(0, 0, 0), (false, "everything".to_owned()));
+        let last = "1 of 400 lost, the first is record 399";
+        assert_eq!(say(1, 0, 0), (false, format!("{last}, which was the last one")));
+        assert_eq!(
+            say(2, 1, 0).1,
+            "PROMISE BROKEN: 1 lost that were before the last one; 2 of 400 lost, the first is record 399"
+        );
+        assert_eq!(say(1, 0, 1), (true, format!("PROMISE BROKEN: 1 that came after a lost one are there; {last}")));
+    }
+
+    #[test]
+    fn a_death_that_would_show_nothing_of_the_last_transaction_is_an_error() {
+        let counted = |count: f64| BTreeMap::from([("nvm_commits_before_flush".to_owned(), count)]);
+        assert!(went_before_their_flush(&counted(3.0)).is_ok());
+        assert!(went_before_their_flush(&counted(0.0)).is_err() && went_before_their_flush(&BTreeMap::new()).is_err());
     }
 }

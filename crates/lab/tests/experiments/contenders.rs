@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::SystemTime;
 use test_storage::TestStorage;
 
-const NAMES: [&str; 3] = ["ext4-ordered", "qemu-unsafe", "retain"];
+const NAMES: [&str; 4] = ["ext4-ordered", "qemu-unsafe", "retain", "nvm-pipelined"];
 const WHATS: [&str; 4] = ["fsync", "guest-dies", "vmm-dies", "host-dies"];
 
 fn options(images: &Path, out: &str, contenders: &[&str]) -> ShootOut {
@@ -102,6 +102,8 @@ fn a_few_contenders_are_measured_and_killed_and_a_second_run_finds_everything_do
         }
     }
     assert_eq!(cell("ext4-ordered", "host-dies").fields["lost"], 0.0, "what was flushed is there");
+    let pipelined = cell("nvm-pipelined", "host-dies");
+    assert!(pipelined.fields["lost"] <= 1.0 && pipelined.fields["promise_kept"] == 1.0, "{pipelined:?}");
     // What the host's memory alone had is lost with it: that a death can be seen to lose something is what makes the others' zero a result.
     for name in ["qemu-unsafe", "retain"] {
         assert!(cell(name, "host-dies").fields["lost"] > 0.0, "{name}: {:?}", cell(name, "host-dies"));

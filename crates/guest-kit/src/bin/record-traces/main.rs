@@ -16,7 +16,7 @@
 
 mod workload;
 
-use guest_kit::{Guest, GuestSpec, program};
+use guest_kit::{Guest, GuestSpec, Programs, program};
 use guest_tools::options::Options;
 use serde_json::Value;
 use std::ffi::OsString;
@@ -92,10 +92,13 @@ fn choice<T: Copy>(words: &mut Options, option: &str, all: &[T], name: fn(T) -> 
 fn record_all(request: &Request) -> Outcome<()> {
     let amberlog = program::workspace_binary("amberlog").map_err(sentence)?;
     eprintln!("preparing what guests boot from");
-    guest_kit::assets::Assets::get().map_err(sentence)?;
-    let Some(recordings) = request.recordings else { return record_once(&amberlog, request, &request.out, 0) };
-    (0..recordings)
-        .try_for_each(|number| record_once(&amberlog, request, &request.out.join(number.to_string()), number))
+    let programs = Programs::here().map_err(sentence)?;
+    let Some(recordings) = request.recordings else {
+        return record_once(&amberlog, &programs, request, &request.out, 0);
+    };
+    (0..recordings).try_for_each(|number| {
+        record_once(&amberlog, &programs, request, &request.out.join(number.to_string()), number)
+    })
 }
 
 /// Where the trace of one guest of a recording is kept.
@@ -108,26 +111,18 @@ fn kept_in(out: &Path, workload: Workload, mode: Mode, number: Option<usize>) ->
 const MANIFEST: &str = "recorded.txt";
 
 /// Every workload in every mode, once. A directory whose traces were recorded otherwise is left alone.
-fn record_once(amberlog: &Path, request: &Request, out: &Path, recording: u64) -> Outcome<()> {
+fn record_once(amberlog: &Path, programs: &Programs, request: &Request, out: &Path, recording: u64) -> Outcome<()> {
     std::fs::create_dir_all(out).map_err(|e| format!("cannot make {}: {e}", out.display()))?;
     let count = request.guests.unwrap_or(1);
     if request.recordings.is_some() {
         let platform = guest_kit::Platform::native().map_err(sentence)?;
-        let now =
-            format!("{} % of the sizes, {count} guests at once, {}\n", request.sizes.percent, platform.describe());
-        let path = out.join(MANIFEST);
-        match std::fs::read_to_string(&path) {
-            Ok(before) if before != now => {
-                return Err(format!(
-                    "{} has traces of {}, and these would be of {}: give another --out, or remove it",
-                    out.display(),
-                    before.trim(),
-                    now.trim()
-                ));
-            }
-            Ok(_) => {}
-            Err(_) => std::fs::write(&path, now).map_err(|e| format!("cannot write {}: {e}", path.display()))?,
-        }
+        let now = format!(
+            "{} % of the sizes, {count} guests at once, {}, programs {}",
+            request.sizes.percent,
+            platform.describe(),
+            programs.digest()
+        );
+        be_of(out, &now)?;
     }
     for &workload in &request.workloads {
         let number = |guest: usize| request.guests.map(|_| guest);
@@ -147,6 +142,7 @@ fn record_once(amberlog: &Path, request: &Request, out: &Path, recording: u64) -
         let fresh = directory.path().join("fresh.img");
         workload.make_image(&request.sizes, &fresh, directory.path())?;
         for mode in modes {
+            programs.refuse_changed().map_err(sentence)?;
             let started = Instant::now();
             let path = |what: &str, number: u64| directory.path().join(format!("{what}-{number}"));
             for number in 0..count {
@@ -162,6 +158,22 @@ fn record_once(amberlog: &Path, request: &Request, out: &Path, recording: u64) -
         }
     }
     Ok(())
+}
+
+/// An error where a directory has traces of something else; one that has none says from now on what its traces are of.
+fn be_of(out: &Path, now: &str) -> Outcome<()> {
+    let path = out.join(MANIFEST);
+    match std::fs::read_to_string(&path) {
+        Ok(before) if before.trim() != now => Err(format!(
+            "{} has traces of {}, and these would be of {now}: give another --out, or remove it",
+            out.display(),
+            before.trim(),
+        )),
+        Ok(_) => Ok(()),
+        Err(_) => {
+            std::fs::write(&path, format!("{now}\n")).map_err(|e| format!("cannot write {}: {e}", path.display()))
+        }
+    }
 }
 
 /// Runs the workload in guests whose disks' requests are recorded, from before the mount to after the unmount. Several share a
@@ -262,4 +274,20 @@ fn pack(amberlog: &Path, trace: &Path, to: &Path) -> Outcome<()> {
 
 fn sentence(error: impl std::fmt::Display) -> String {
     error.to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A recording that went on after an edit had traces of two versions of the guests' tools.
+    #[test]
+    fn traces_of_other_programs_are_not_added_to() {
+        let directory = tempfile::tempdir().unwrap();
+        be_of(directory.path(), "100 % of the sizes, programs 1").unwrap();
+        be_of(directory.path(), "100 % of the sizes, programs 1").unwrap();
+        let told = be_of(directory.path(), "100 % of the sizes, programs 2").unwrap_err();
+        assert!(told.contains("programs 1, and these would be of 100 % of the sizes, programs 2"), "{told}");
+        assert!(be_of(directory.path(), "100 % of the sizes, programs 1").is_ok(), "it stays what it was");
+    }
 }
