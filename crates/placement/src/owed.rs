@@ -22,6 +22,7 @@ use crate::scan::{FoundLogPlace, offset_of};
 use crate::stored::{Says, Stored};
 use jbd2::{SUPERBLOCK_BYTES, Superblock};
 use journal_area::FoundLog;
+use std::collections::HashSet;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -63,14 +64,8 @@ pub struct LostLog {
 pub fn owed(image: &Path, journal: Option<&Path>) -> Result<Owed, FinishError> {
     let images: Vec<&Path> = std::iter::once(image).chain(journal).collect();
     let places = own_places()?;
-    for registry in &places {
-        for path in &images {
-            let Some(area) = AreaDirectory::find(registry, path)? else { continue };
-            match held_in(&area, registry, path)? {
-                Owed::Nothing => {}
-                held => return Ok(held),
-            }
-        }
+    if let Some(held) = held_in_any(&places, &images)? {
+        return Ok(held);
     }
     for path in &images {
         if let Some(guest) = left_guest(path)? {
@@ -171,6 +166,28 @@ pub fn held_by_another(image: &Path) -> io::Result<Option<String>> {
         }
     }
     Ok(None)
+}
+
+/// What is held for images in any area that is named for one of them. One in front may be in use and hold nothing (its VM waits for its guest, or
+/// has given the image up), or be what a start that was killed has left: one behind it is looked at all the same, and what that is known to hold
+/// comes before what is not known.
+fn held_in_any(registries: &[PathBuf], images: &[&Path]) -> Result<Option<Owed>, FinishError> {
+    let mut in_use = None;
+    for (registry, image) in registries.iter().flat_map(|registry| images.iter().map(move |image| (registry, image))) {
+        let mut looked_at = HashSet::new();
+        while let Some(area) = AreaDirectory::find_but(registry, image, |area| looked_at.contains(area))? {
+            match held_in(&area, registry, image) {
+                Ok(Owed::Nothing) => {}
+                Ok(found @ Owed::InUse(_)) => in_use = in_use.or(Some(found)),
+                Ok(held) => return Ok(Some(held)),
+                // It refuses the image by itself.
+                Err(error) if in_use.is_some() => log::debug!("{}: {error}", area.display()),
+                Err(error) => return Err(error),
+            }
+            looked_at.insert(area);
+        }
+    }
+    Ok(in_use)
 }
 
 /// What an area holds for an image.
