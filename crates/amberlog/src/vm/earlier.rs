@@ -108,17 +108,18 @@ impl LeftMeanwhile {
         Ok(self.has_elsewhere(disks) || has_area)
     }
 
-    /// Finishes that, once they are not locked any more. Each is looked at once: what of it is for other images stays.
+    /// Finishes that, once they are not locked any more. Each is looked at once: what of it is for other images stays. An area that somebody uses
+    /// at this moment is left for the next look, which can tell whether it has anything for them: these images are anybody's now.
     ///
     /// # Errors
-    /// When something cannot be brought home.
+    /// When something cannot be brought home; [`is_in_use`] where it can be when somebody else is done with it.
     pub(super) fn finish(
         &mut self,
         disks: &[Attached],
         journals: &[&Path],
         brought: &mut BroughtHome,
     ) -> anyhow::Result<()> {
-        self.finish_areas(disks, brought, refuse_in_use)?;
+        self.finish_areas(disks, brought, |_, _, _, _| Ok(()))?;
         finish_elsewhere(disks, journals, brought)
     }
 
@@ -218,6 +219,16 @@ fn marked_for<'d>(disks: &'d [Attached], area: &Path, registry: &Path) -> anyhow
         Ok((&disks[disk], by_key.map_err(|error| missing(images[disk], error))?.is_some()))
     };
     marked.into_iter().map(with_name).collect()
+}
+
+/// Whether something could not be brought home because somebody uses an image or what is held for it: it is tried again when he does not.
+pub(super) fn is_in_use(error: &anyhow::Error) -> bool {
+    let of_finish = error.downcast_ref::<FinishError>();
+    let of_directory = match of_finish {
+        Some(FinishError::Directory(error)) => Some(error),
+        _ => error.downcast_ref(),
+    };
+    matches!(of_finish, Some(FinishError::InUse(_))) || matches!(of_directory, Some(DirectoryError::InUse { .. }))
 }
 
 /// Locks all of these images; or none, where somebody has the one that is given.
@@ -359,7 +370,7 @@ pub(super) fn finish_elsewhere(
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::super::VmOptions;
     use super::*;
     use block_device::ImageOptions;
@@ -368,19 +379,19 @@ mod tests {
     use guest_memory::{PageId, RegionDescriptor, VmMemory};
     use jbd2::{Superblock, SuperblockEdit};
     use placement::{DiskRoute, Journals, JournalsOptions};
-    use std::os::unix::fs::FileExt;
+    use std::os::unix::fs::{DirBuilderExt, FileExt};
     use std::sync::Arc;
 
     const BLOCK: usize = 4096;
 
     /// A VM that has the image of a file system, without its locks.
-    struct Other {
+    pub(in super::super) struct Other {
         memory: Arc<VmMemory>,
-        journals: Arc<Journals>,
+        pub(in super::super) journals: Arc<Journals>,
     }
 
     impl Other {
-        fn new(shm: &Path, disks: &[Attached]) -> Self {
+        pub(in super::super) fn new(shm: &Path, disks: &[Attached]) -> Self {
             let area = AreaDirectory::create(shm, &placement::own_place()).expect("made");
             disks.iter().for_each(|disk| area.register(&disk.options.path).expect("registered"));
             let memory = VmMemory::new();
@@ -391,7 +402,7 @@ mod tests {
         }
 
         /// Its guest mounts the file system on its first disk.
-        fn mount(&self) {
+        pub(in super::super) fn mount(&self) {
             let image = std::fs::read(&self.journals.disk(0).options.path).expect("the image");
             let file_system = extfs::discover(&image).expect("readable").remove(0);
             let at = file_system.journal.extents(&file_system.superblock)[0].physical as usize * BLOCK;
@@ -412,6 +423,19 @@ mod tests {
             route.route(&Request { id, kind, offset, len, segments: &segments }, &mut plan);
             route.end_of_pass(&mut plan);
         }
+    }
+
+    /// It dies with all of its processes. Gives the directory that it leaves, below this one.
+    pub(in super::super) fn leave(other: Other, directory: &Path) -> PathBuf {
+        let (left, journals) = (directory.join("left"), &other.journals);
+        std::fs::DirBuilder::new().mode(0o700).create(&left).expect("made");
+        for entry in std::fs::read_dir(journals.directory().path()).expect("files").flatten() {
+            std::fs::copy(entry.path(), left.join(entry.file_name())).expect("copied");
+        }
+        journals.directory().remove();
+        let area = AreaDirectory::take_over(&left, &placement::own_place()).expect("free");
+        journals.disks().iter().for_each(|disk| area.register(&disk.options.path).expect("registered"));
+        left
     }
 
     fn image_of(path: &Path) -> Image {
@@ -518,6 +542,27 @@ mod tests {
         }
         assert!(began.elapsed() < 2 * PATIENCE, "{:?}", began.elapsed());
         others.iter().for_each(|other| other.journals.directory().remove());
+    }
+
+    /// Somebody else finishes it, or looks at it.
+    #[test]
+    fn an_area_that_is_used_while_nobody_has_the_locks_is_looked_at_once_more() {
+        let directory = tempfile::tempdir_in("/dev/shm").expect("tmpfs");
+        let [image, _] = image_and_copy(directory.path(), "image");
+        let other = Other::new(&directory.path().join("others"), &attached(&[&image]));
+        other.mount();
+        let (at, own) = (leave(other, directory.path()), placement::own_place());
+        let disks = attached(&[&image]);
+        let (mut left, mut brought) = (LeftMeanwhile::default(), BroughtHome::default());
+        assert!(left.is_there(&disks).expect("looked"));
+        let used = AreaDirectory::take_over(&at, &own).expect("free");
+        left.finish(&disks, &[], &mut brought).expect("it is not asked what it is for");
+        let in_use = left.is_there(&disks).expect_err("its journal is held there");
+        assert!(is_in_use(&in_use), "{in_use:#}");
+        drop(used);
+        assert!(left.is_there(&disks).expect("looked"));
+        left.finish(&disks, &[], &mut brought).expect("it is finished");
+        assert!(!at.exists() && !left.is_there(&disks).expect("looked"));
     }
 
     /// A VM has a disk when its region is looked at, and dies before this one has the locks.
