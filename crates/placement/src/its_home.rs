@@ -46,11 +46,18 @@ pub(crate) fn why_not_its_home(
     // A file system that is mounted can be given another UUID, and the journal is told so by whoever does that.
     let is_user = books.nr_users > 0 && found.uuid == books.first_user;
     if found.uuid != place.file_system_uuid && !is_user {
-        return Ok(Some(format!(
-            "the file system at byte {at} of it is {}, and {what} is the journal of {}",
-            uuid_text(&found.uuid),
-            uuid_text(&place.file_system_uuid)
-        )));
+        let [is, was] = [&found.uuid, &place.file_system_uuid].map(uuid_text);
+        let mut why = format!("the file system at byte {at} of it is {is}, and {what} is the journal of {was}");
+        // Whoever gave it that while it was mounted need not have told its journal (the kernel does not, asked by tune2fs), and so does a clone
+        // look that was given a UUID of its own: a person has to say which it is. tune2fs would ask for the journal's replay first.
+        if found.journal_uuid == books.uuid && found.needs_recovery() {
+            why += &format!(
+                ", which it may be: it names the same journal, and was mounted. If it is, and was given another UUID while it was, give it the old \
+                 one back, and try again: debugfs -w -R 'set_super_value uuid {was}' 'IMAGE?offset={at}'. A copy that was given a UUID of its \
+                 own is none"
+            );
+        }
+        return Ok(Some(why));
     }
     if found.journal_uuid != books.uuid {
         return Ok(Some(format!(

@@ -85,8 +85,8 @@ pub use nvm::{
     Condition as NvmCondition, ManyAppends, NvmDisk, NvmFinished, NvmOptions, NvmReport, is_mark, recover_image,
 };
 pub use owed::{
-    LostLog, Owed, area_of_marked, elsewhere, forget_left_guest, held_by_another, is_marked_for, left_guest,
-    marked_elsewhere, note_left_guest, owed,
+    LostLog, Owed, area_of_marked, elsewhere, forget_left_guest, held_by_another, left_guest, marked_elsewhere,
+    marked_for, note_left_guest, owed,
 };
 pub use processes::{process_lives, process_started_at};
 pub use registry::{LeftGuest, is_registered_in, own_place, own_places};

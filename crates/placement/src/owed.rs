@@ -22,6 +22,7 @@ use crate::scan::{FoundLogPlace, offset_of};
 use crate::stored::{Says, Stored};
 use jbd2::{SUPERBLOCK_BYTES, Superblock};
 use journal_area::FoundLog;
+use std::collections::{BTreeSet, HashSet};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -63,14 +64,8 @@ pub struct LostLog {
 pub fn owed(image: &Path, journal: Option<&Path>) -> Result<Owed, FinishError> {
     let images: Vec<&Path> = std::iter::once(image).chain(journal).collect();
     let places = own_places()?;
-    for registry in &places {
-        for path in &images {
-            let Some(area) = AreaDirectory::find(registry, path)? else { continue };
-            match held_in(&area, registry, path)? {
-                Owed::Nothing => {}
-                held => return Ok(held),
-            }
-        }
+    if let Some(held) = held_in_any(&places, &images)? {
+        return Ok(held);
     }
     for path in &images {
         if let Some(guest) = left_guest(path)? {
@@ -137,15 +132,21 @@ pub fn area_of_marked(registry: &Path, image: &Path) -> io::Result<Option<PathBu
     }))
 }
 
-/// Whether storage says of a journal on these images, of which some may be journal devices of others, that an area has it.
+/// Those of these images, by their index, that have a part in a journal of which storage says that an area has it: its file system is on them, or
+/// its own place.
 ///
 /// # Errors
 /// When an image cannot be read.
-pub fn is_marked_for(area: &Path, images: &[&Path]) -> io::Result<bool> {
-    Ok(marks(images)?.iter().any(|log| match log.mark {
-        HeldMark::Ours(MarkKind::Held | MarkKind::Aged, opening) => was_opened_in(area, &opening.number),
-        _ => false,
-    }))
+pub fn marked_for(area: &Path, images: &[&Path]) -> io::Result<BTreeSet<usize>> {
+    let mut marked = BTreeSet::new();
+    for (place, log) in marks_at(images)? {
+        if let HeldMark::Ours(MarkKind::Held | MarkKind::Aged, opening) = log.mark
+            && was_opened_in(area, &opening.number)
+        {
+            marked.extend([place.home_disk, place.journal_disk]);
+        }
+    }
+    Ok(marked)
 }
 
 /// Why an image is not to be used although nothing of this user's holds anything for it: its journal was held in memory, and
@@ -171,6 +172,28 @@ pub fn held_by_another(image: &Path) -> io::Result<Option<String>> {
         }
     }
     Ok(None)
+}
+
+/// What is held for images in any area that is named for one of them. One in front may be in use and hold nothing (its VM waits for its guest, or
+/// has given the image up), or be what a start that was killed has left: one behind it is looked at all the same, and what that is known to hold
+/// comes before what is not known.
+fn held_in_any(registries: &[PathBuf], images: &[&Path]) -> Result<Option<Owed>, FinishError> {
+    let mut in_use = None;
+    for (registry, image) in registries.iter().flat_map(|registry| images.iter().map(move |image| (registry, image))) {
+        let mut looked_at = HashSet::new();
+        while let Some(area) = AreaDirectory::find_but(registry, image, |area| looked_at.contains(area))? {
+            match held_in(&area, registry, image) {
+                Ok(Owed::Nothing) => {}
+                Ok(found @ Owed::InUse(_)) => in_use = in_use.or(Some(found)),
+                Ok(held) => return Ok(Some(held)),
+                // It refuses the image by itself.
+                Err(error) if in_use.is_some() => log::debug!("{}: {error}", area.display()),
+                Err(error) => return Err(error),
+            }
+            looked_at.insert(area);
+        }
+    }
+    Ok(in_use)
 }
 
 /// What an area holds for an image.
@@ -267,13 +290,19 @@ pub fn marked_elsewhere(images: &[&Path]) -> io::Result<Vec<(usize, [u8; SUPERBL
 
 /// The logs of an image that say that they are elsewhere.
 fn marks(images: &[&Path]) -> io::Result<Vec<LostLog>> {
+    Ok(marks_at(images)?.into_iter().map(|(_, log)| log).collect())
+}
+
+/// The same, and where each is: on which of these images.
+fn marks_at(images: &[&Path]) -> io::Result<Vec<(FoundLogPlace, LostLog)>> {
     let disks = images.iter().map(|image| look_at(image)).collect::<io::Result<Vec<_>>>()?;
     let mut lost = Vec::new();
     for place in scan::scan(&disks)?.all() {
         let Some(raw) = superblock_of(&disks, &place)? else { continue };
         let mark = HeldMark::read(&raw);
         if let (true, Ok(superblock)) = (mark != HeldMark::None, Superblock::decode(&raw)) {
-            lost.push(LostLog { offset: place.home_start, mark, errno: superblock.errno, others: Vec::new() });
+            let log = LostLog { offset: place.home_start, mark, errno: superblock.errno, others: Vec::new() };
+            lost.push((place, log));
         }
     }
     Ok(lost)

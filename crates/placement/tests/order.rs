@@ -1047,6 +1047,45 @@ fn what_an_earlier_amberlog_left_is_found_and_finished() {
     std::fs::remove_dir_all(image.parent().expect("its directory")).expect("removed");
 }
 
+/// A start that was killed at once, and a VM that waits for its guest, are named in front of what holds it.
+#[test]
+fn what_is_held_behind_an_area_that_holds_nothing_is_owed() {
+    let mut rig = Rig::new();
+    rig.open();
+    rig.commit(&[(FILE_SYSTEM_BLOCKS - 100, content(1))]);
+    let (image, left) = rig.die();
+    let (at, own) = (left.path().to_owned(), placement::own_place());
+    drop(left);
+    let text = std::fs::read(at.join("area.json")).expect("described");
+    let mut description: serde_json::Value = serde_json::from_slice(&text).expect("JSON");
+    // It may be about any image.
+    description.as_object_mut().expect("an object").remove("images");
+    std::fs::write(at.join("area.json"), description.to_string()).expect("written");
+    let left = AreaDirectory::take_over(&at, &own).expect("free");
+    left.register(&image).expect("registered");
+    drop(left);
+    let held = Owed::Held(at.clone(), Some(1));
+    assert_eq!(owed(&image, None).expect("looked"), held);
+    let in_front = || {
+        let area = AreaDirectory::create(&at.with_file_name("others"), &own).expect("made");
+        area.register(&image).expect("registered");
+        area
+    };
+    let killed = in_front().path().to_owned();
+    assert_eq!(owed(&image, None).expect("looked"), held, "one that was killed is in front");
+    let waiting = in_front();
+    assert_eq!(owed(&image, None).expect("looked"), held, "one that waits is in front");
+    // What is not known counts where nothing is.
+    let left = AreaDirectory::take_over(&at, &own).expect("free");
+    finish_directory(&left, std::slice::from_ref(&image)).and_then(Finish::into_result).expect("finished");
+    left.remove();
+    assert_eq!(owed(&image, None).expect("looked"), Owed::InUse(waiting.path().to_owned()));
+    waiting.remove();
+    AreaDirectory::take_over(&killed, &own).expect("free").remove();
+    assert_eq!(owed(&image, None).expect("looked"), Owed::Nothing);
+    std::fs::remove_dir_all(image.parent().expect("its directory")).expect("removed");
+}
+
 #[test]
 fn an_image_whose_log_is_lost_is_not_called_clean() {
     let mut rig = Rig::new();

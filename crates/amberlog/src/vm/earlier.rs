@@ -4,7 +4,7 @@
 //! what failed after it. Failure story: each log goes home by itself, and what could not stays where it is, with its sentence.
 
 use super::Attached;
-use crate::takeover::{PATIENCE, take_over};
+use crate::takeover::{PATIENCE, Patience};
 use anyhow::Context;
 use block_device::Image;
 use placement::{AreaDirectory, Brought, DirectoryError, FinishError};
@@ -57,7 +57,7 @@ pub(super) fn refuse_left(disks: &[Attached]) -> anyhow::Result<()> {
 
 /// Finishes what an earlier process left for these images in areas in tmpfs.
 pub(super) fn finish_areas(disks: &[Attached], brought: &mut BroughtHome) -> anyhow::Result<()> {
-    LeftMeanwhile::default().finish_areas(disks, brought)
+    LeftMeanwhile::default().finish_areas(disks, brought, refuse_in_use)
 }
 
 /// The same once the images are locked. Until then they were anybody's: a VM of this host that had them, and has died or was left, may have
@@ -86,6 +86,8 @@ pub(super) struct LeftMeanwhile {
     done: HashSet<PathBuf>,
     /// Those that were in use when the images were locked last, and held nothing for them.
     in_use: HashSet<PathBuf>,
+    /// Of which that was said that images which are only read are copies of what they have.
+    copied: HashSet<PathBuf>,
     /// What images said of logs that are elsewhere, when that was looked for.
     marks: HashSet<Vec<u8>>,
 }
@@ -106,34 +108,52 @@ impl LeftMeanwhile {
         Ok(self.has_elsewhere(disks) || has_area)
     }
 
-    /// Finishes that, once they are not locked any more. Each is looked at once: what of it is for other images stays.
+    /// Finishes that, once they are not locked any more. Each is looked at once: what of it is for other images stays. An area that somebody uses
+    /// at this moment is left for the next look, which can tell whether it has anything for them: these images are anybody's now.
     ///
     /// # Errors
-    /// When something cannot be brought home.
+    /// When something cannot be brought home; [`is_in_use`] where it can be when somebody else is done with it.
     pub(super) fn finish(
         &mut self,
         disks: &[Attached],
         journals: &[&Path],
         brought: &mut BroughtHome,
     ) -> anyhow::Result<()> {
-        self.finish_areas(disks, brought)?;
+        self.finish_areas(disks, brought, |_, _, _, _| Ok(()))?;
         finish_elsewhere(disks, journals, brought)
     }
 
     /// An area that is in use holds nothing for them if its VM has given them up: then no mark on them names it any more. Where one does, it is a
     /// VMM's that has outlived its worker and its daemon, and the locks with these: what is held there is on none of them, and cannot be had before
-    /// that VMM ends. Whether it is so is asked each time anew, for they were anybody's in between.
+    /// that VMM ends. Whether it is so is asked each time anew, for they were anybody's in between. Each mark is asked for what it says of the image
+    /// that it is on, so that nothing depends on which image is looked at first.
     fn has_area(&mut self, disks: &[Attached]) -> anyhow::Result<bool> {
         self.in_use.clear();
         let (mut looked_at, mut has_area) = (self.done.clone(), false);
+        let mut patience = Patience::default();
         let registries = placement::own_places()?;
         for (disk, registry) in disks.iter().flat_map(|disk| registries.iter().map(move |registry| (disk, registry))) {
-            while let Some((left, is_by_key)) = next_area(&disk.options.path, registry, &mut looked_at)? {
-                match take_over(&left, registry, Instant::now() + PATIENCE) {
+            while let Some((left, _)) = next_area(&disk.options.path, registry, &mut looked_at)? {
+                let (mut taken, mut marked) = (AreaDirectory::take_over(&left, registry), Vec::new());
+                if matches!(taken, Err(DirectoryError::InUse { .. })) {
+                    marked = marked_for(disks, &left, registry)?;
+                    // Nobody waits for one that holds nothing for these, nor twice for one that keeps nobody from them.
+                    marked.retain(|(disk, is_by_key)| {
+                        *is_by_key || !disk.options.read_only || !self.copied.contains(&left)
+                    });
+                    if !marked.is_empty() {
+                        taken = patience.take_over(&left, registry);
+                    }
+                }
+                match taken {
                     Ok(_) => has_area = true,
                     Err(error @ DirectoryError::InUse { .. }) => {
-                        if is_marked_for(disks, &left)? {
-                            refuse_in_use(&left, is_by_key, disk, error)?;
+                        if marked.iter().any(|(_, is_by_key)| *is_by_key) {
+                            return Err(error.into());
+                        }
+                        for (disk, _) in marked {
+                            refuse_copy(&left, disk)?;
+                            self.copied.insert(left.clone());
                         }
                         self.in_use.insert(left);
                     }
@@ -154,13 +174,29 @@ impl LeftMeanwhile {
         found.into_iter().filter(|(disk, mark)| has_place(*disk) && self.marks.insert(mark.to_vec())).count() > 0
     }
 
-    fn finish_areas(&mut self, disks: &[Attached], brought: &mut BroughtHome) -> anyhow::Result<()> {
+    /// `if_in_use` is asked about one that somebody uses, by its path, whether it is named for the disk itself, and that disk.
+    fn finish_areas(
+        &mut self,
+        disks: &[Attached],
+        brought: &mut BroughtHome,
+        if_in_use: impl Fn(&Path, bool, &Attached, DirectoryError) -> anyhow::Result<()>,
+    ) -> anyhow::Result<()> {
         let mut looked_at: HashSet<PathBuf> = self.done.union(&self.in_use).cloned().collect();
+        let mut patience = Patience::default();
         let registries = placement::own_places()?;
         for (disk, registry) in disks.iter().flat_map(|disk| registries.iter().map(move |registry| (disk, registry))) {
             // One that is gone may have been named in front of another one.
             while let Some((left, is_by_key)) = next_area(&disk.options.path, registry, &mut looked_at)? {
-                finish_area(&left, is_by_key, registry, disk, disks, brought)?;
+                match patience.take_over(&left, registry) {
+                    Ok(directory) => finish_area(&directory, disks, brought)?,
+                    Err(error @ DirectoryError::InUse { .. }) => {
+                        if_in_use(&left, is_by_key, disk, error)?;
+                        continue;
+                    }
+                    // Whoever had it is done with it, and has removed it: another VM with the same read-only disk, for one.
+                    Err(error) if error.is_missing() => {}
+                    Err(error) => return Err(error.into()),
+                }
                 self.done.insert(left);
             }
         }
@@ -174,10 +210,25 @@ impl LeftMeanwhile {
     }
 }
 
-/// Whether one of these images says that this area has a journal of theirs.
-fn is_marked_for(disks: &[Attached], area: &Path) -> anyhow::Result<bool> {
+/// Those of these disks of which a mark says that this area has a journal of theirs, and whether it is named for them, too.
+fn marked_for<'d>(disks: &'d [Attached], area: &Path, registry: &Path) -> anyhow::Result<Vec<(&'d Attached, bool)>> {
     let images: Vec<&Path> = disks.iter().map(|disk| disk.options.path.as_path()).collect();
-    placement::is_marked_for(area, &images).context("looking for amberlog's marks on its images")
+    let marked = placement::marked_for(area, &images).context("looking for amberlog's marks on its images")?;
+    let with_name = |disk: usize| {
+        let by_key = AreaDirectory::find_but(registry, images[disk], |other| other != area);
+        Ok((&disks[disk], by_key.map_err(|error| missing(images[disk], error))?.is_some()))
+    };
+    marked.into_iter().map(with_name).collect()
+}
+
+/// Whether something could not be brought home because somebody uses an image or what is held for it: it is tried again when he does not.
+pub(super) fn is_in_use(error: &anyhow::Error) -> bool {
+    let of_finish = error.downcast_ref::<FinishError>();
+    let of_directory = match of_finish {
+        Some(FinishError::Directory(error)) => Some(error),
+        _ => error.downcast_ref(),
+    };
+    matches!(of_finish, Some(FinishError::InUse(_))) || matches!(of_directory, Some(DirectoryError::InUse { .. }))
 }
 
 /// Locks all of these images; or none, where somebody has the one that is given.
@@ -235,10 +286,15 @@ fn missing(path: &Path, error: DirectoryError) -> anyhow::Error {
 
 /// Refuses a disk for which somebody who lives holds something; but one that is only read and no more than a copy.
 fn refuse_in_use(left: &Path, is_by_key: bool, disk: &Attached, in_use: DirectoryError) -> anyhow::Result<()> {
-    let path = disk.options.path.display();
     if is_by_key {
         return Err(in_use.into());
     }
+    refuse_copy(left, disk)
+}
+
+/// The same, of one for which no area is named, and that has the mark of one.
+fn refuse_copy(left: &Path, disk: &Attached) -> anyhow::Result<()> {
+    let path = disk.options.path.display();
     // A copy of what a VM that runs is served, or the same by another name, as by a loop device: which cannot be told.
     if disk.options.read_only {
         log::warn!(
@@ -256,23 +312,9 @@ fn refuse_in_use(left: &Path, is_by_key: bool, disk: &Attached, in_use: Director
     Err(FinishError::Refused(sentence).into())
 }
 
-fn finish_area(
-    left: &Path,
-    is_by_key: bool,
-    registry: &Path,
-    disk: &Attached,
-    disks: &[Attached],
-    brought: &mut BroughtHome,
-) -> anyhow::Result<()> {
-    let directory = match take_over(left, registry, Instant::now() + PATIENCE) {
-        Ok(directory) => directory,
-        Err(error @ DirectoryError::InUse { .. }) => return refuse_in_use(left, is_by_key, disk, error),
-        // Whoever had it is done with it, and has removed it: another VM with the same read-only disk, for one.
-        Err(error) if error.is_missing() => return Ok(()),
-        Err(error) => return Err(error.into()),
-    };
+fn finish_area(directory: &AreaDirectory, disks: &[Attached], brought: &mut BroughtHome) -> anyhow::Result<()> {
     let images: Vec<PathBuf> = disks.iter().map(|disk| disk.options.path.clone()).collect();
-    let mut outcome = placement::finish_directory(&directory, &images)?;
+    let mut outcome = placement::finish_directory(directory, &images)?;
     for log in &outcome.finished {
         brought.note(&log.image, &log.recovery);
         log::info!(
@@ -283,14 +325,14 @@ fn finish_area(
         );
     }
     if outcome.failed.is_empty() {
-        placement::remove_finished(&directory);
+        placement::remove_finished(directory);
     }
     // What is left for images that this VM does not have waits for these, and keeps nobody from the others.
     let of_named = outcome.take_failure_of_named();
     for failed in outcome.failed.iter().filter(|failed| !failed.is_of_named) {
         log::warn!(
             "{} keeps what is held for {}, which is no disk of this VM: {}",
-            left.display(),
+            directory.path().display(),
             failed.image.display(),
             failed.error
         );
@@ -328,7 +370,7 @@ pub(super) fn finish_elsewhere(
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::super::VmOptions;
     use super::*;
     use block_device::ImageOptions;
@@ -337,19 +379,19 @@ mod tests {
     use guest_memory::{PageId, RegionDescriptor, VmMemory};
     use jbd2::{Superblock, SuperblockEdit};
     use placement::{DiskRoute, Journals, JournalsOptions};
-    use std::os::unix::fs::FileExt;
+    use std::os::unix::fs::{DirBuilderExt, FileExt};
     use std::sync::Arc;
 
     const BLOCK: usize = 4096;
 
     /// A VM that has the image of a file system, without its locks.
-    struct Other {
+    pub(in super::super) struct Other {
         memory: Arc<VmMemory>,
-        journals: Arc<Journals>,
+        pub(in super::super) journals: Arc<Journals>,
     }
 
     impl Other {
-        fn new(shm: &Path, disks: &[Attached]) -> Self {
+        pub(in super::super) fn new(shm: &Path, disks: &[Attached]) -> Self {
             let area = AreaDirectory::create(shm, &placement::own_place()).expect("made");
             disks.iter().for_each(|disk| area.register(&disk.options.path).expect("registered"));
             let memory = VmMemory::new();
@@ -360,7 +402,7 @@ mod tests {
         }
 
         /// Its guest mounts the file system on its first disk.
-        fn mount(&self) {
+        pub(in super::super) fn mount(&self) {
             let image = std::fs::read(&self.journals.disk(0).options.path).expect("the image");
             let file_system = extfs::discover(&image).expect("readable").remove(0);
             let at = file_system.journal.extents(&file_system.superblock)[0].physical as usize * BLOCK;
@@ -381,6 +423,19 @@ mod tests {
             route.route(&Request { id, kind, offset, len, segments: &segments }, &mut plan);
             route.end_of_pass(&mut plan);
         }
+    }
+
+    /// It dies with all of its processes. Gives the directory that it leaves, below this one.
+    pub(in super::super) fn leave(other: Other, directory: &Path) -> PathBuf {
+        let (left, journals) = (directory.join("left"), &other.journals);
+        std::fs::DirBuilder::new().mode(0o700).create(&left).expect("made");
+        for entry in std::fs::read_dir(journals.directory().path()).expect("files").flatten() {
+            std::fs::copy(entry.path(), left.join(entry.file_name())).expect("copied");
+        }
+        journals.directory().remove();
+        let area = AreaDirectory::take_over(&left, &placement::own_place()).expect("free");
+        journals.disks().iter().for_each(|disk| area.register(&disk.options.path).expect("registered"));
+        left
     }
 
     fn image_of(path: &Path) -> Image {
@@ -421,6 +476,93 @@ mod tests {
         assert!(why.contains("held in memory for a VM that runs"), "{why}");
         other.journals.directory().remove();
         begins(&disks).expect("nothing holds anything of it");
+    }
+
+    /// An image in this directory, with a file system, as a disk, and a copy of it that is only read.
+    fn image_and_copy(directory: &Path, name: &str) -> [String; 2] {
+        let [image, copy] = [name.to_owned(), format!("copy-of-{name}")].map(|name| directory.join(name));
+        ExtRecipe::ext4(32, 4).make(&image).expect("made");
+        [format!("{},placement=copy", image.display()), format!("{},placement=copy,readonly=on", copy.display())]
+    }
+
+    fn path_of(disk: &str) -> &Path {
+        Path::new(disk.split(',').next().expect("a path"))
+    }
+
+    fn attached(disks: &[&String]) -> Vec<Attached> {
+        let disks: Vec<&str> = disks.iter().map(|disk| disk.as_str()).collect();
+        VmOptions::for_test(&disks).attach().expect("disks")
+    }
+
+    /// A VMM has outlived its worker, and the locks with that. What its image is owed keeps nobody from a copy that is only read, nor from what it
+    /// has given up, and everybody from that image: in whatever order they are given.
+    #[test]
+    fn what_a_vmm_holds_is_told_by_the_mark_of_each_disk_in_any_order() {
+        let directory = tempfile::tempdir_in("/dev/shm").expect("tmpfs");
+        let [image, copy] = image_and_copy(directory.path(), "image");
+        let [given_up, _] = image_and_copy(directory.path(), "given-up");
+        let other = Other::new(&directory.path().join("others"), &attached(&[&image, &given_up]));
+        other.mount();
+        std::fs::copy(path_of(&image), path_of(&copy)).expect("copied");
+        for is_reversed in [false, true] {
+            let looked = |disks: [&String; 2]| {
+                let mut disks = attached(&disks);
+                if is_reversed {
+                    disks.reverse();
+                }
+                LeftMeanwhile::default().is_there(&disks).map_err(|error| format!("{error:#}"))
+            };
+            let why = looked([&image, &copy]).expect_err("what it is owed is held");
+            assert!(why.contains("in use"), "reversed: {is_reversed}: {why}");
+            assert_eq!(looked([&given_up, &copy]), Ok(false), "reversed: {is_reversed}");
+        }
+        other.journals.directory().remove();
+    }
+
+    /// The kernel needs a while to take a VMM down: that is waited for once, whatever their number, and not where it does not matter.
+    #[test]
+    fn areas_in_use_are_waited_for_together() {
+        let directory = tempfile::tempdir_in("/dev/shm").expect("tmpfs");
+        let disks = ["a", "b"].map(|name| image_and_copy(directory.path(), name));
+        let others =
+            disks.each_ref().map(|[image, _]| Other::new(&directory.path().join("others"), &attached(&[image])));
+        let began = Instant::now();
+        let given_up = attached(&[&disks[0][0], &disks[1][0]]);
+        assert!(!LeftMeanwhile::default().is_there(&given_up).expect("looked"), "they hold nothing");
+        assert!(began.elapsed() < PATIENCE, "{:?}", began.elapsed());
+        others.iter().for_each(Other::mount);
+        for [image, copy] in &disks {
+            std::fs::copy(path_of(image), path_of(copy)).expect("copied");
+        }
+        let copies = attached(&[&disks[0][1], &disks[1][1]]);
+        let (mut left, began) = (LeftMeanwhile::default(), Instant::now());
+        for _ in 0..3 {
+            assert!(!left.is_there(&copies).expect("looked"), "they are only read");
+            assert!(began.elapsed() >= PATIENCE, "they may have been killed a moment ago");
+        }
+        assert!(began.elapsed() < 2 * PATIENCE, "{:?}", began.elapsed());
+        others.iter().for_each(|other| other.journals.directory().remove());
+    }
+
+    /// Somebody else finishes it, or looks at it.
+    #[test]
+    fn an_area_that_is_used_while_nobody_has_the_locks_is_looked_at_once_more() {
+        let directory = tempfile::tempdir_in("/dev/shm").expect("tmpfs");
+        let [image, _] = image_and_copy(directory.path(), "image");
+        let other = Other::new(&directory.path().join("others"), &attached(&[&image]));
+        other.mount();
+        let (at, own) = (leave(other, directory.path()), placement::own_place());
+        let disks = attached(&[&image]);
+        let (mut left, mut brought) = (LeftMeanwhile::default(), BroughtHome::default());
+        assert!(left.is_there(&disks).expect("looked"));
+        let used = AreaDirectory::take_over(&at, &own).expect("free");
+        left.finish(&disks, &[], &mut brought).expect("it is not asked what it is for");
+        let in_use = left.is_there(&disks).expect_err("its journal is held there");
+        assert!(is_in_use(&in_use), "{in_use:#}");
+        drop(used);
+        assert!(left.is_there(&disks).expect("looked"));
+        left.finish(&disks, &[], &mut brought).expect("it is finished");
+        assert!(!at.exists() && !left.is_there(&disks).expect("looked"));
     }
 
     /// A VM has a disk when its region is looked at, and dies before this one has the locks.

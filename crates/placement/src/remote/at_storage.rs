@@ -4,7 +4,8 @@
 //! write that waits as long. So the thread that ships asks this one, and gives signs and listens meanwhile. One thing is done at a time, and
 //! whoever asked waits for its end.
 //!
-//! Failure story: a panic in it is one of who asked. It ends when nobody can ask it any more, after what it has begun.
+//! Failure story: a panic in it is one of who asked. It ends when nobody can ask it any more, after what it has begun. Nobody joins it: whoever lets
+//! go of it has waited for all that it asked for, so that nothing is under way; and who panics meanwhile must not wait for storage that hangs.
 
 use super::Shared;
 use std::io;

@@ -201,6 +201,43 @@ fn a_file_system_with_another_uuid_is_the_one_that_its_journal_names() {
     assert_eq!(left.homes(), [content(1), content(2)]);
 }
 
+/// Its journal is not told, as where the kernel is asked to change it: it cannot be told from a clone with a UUID of its own by anybody but a
+/// person, who is told how to have it taken for what it is.
+#[test]
+fn a_file_system_whose_journal_was_not_told_of_its_uuid_gets_the_old_one_back() {
+    let give_back = |image: &Path, sentence: String| {
+        let (_, command) = sentence.split_once("try again: ").unwrap_or_else(|| panic!("what to do: {sentence}"));
+        let (command, _) = command.split_once("'. ").expect("its end");
+        let command = format!("{command}'").replace("IMAGE", image.to_str().expect("a name"));
+        let status = Command::new("sh").args(["-c", &command]).stderr(std::process::Stdio::null()).status();
+        assert!(status.expect("a shell").success(), "{command}");
+    };
+    let another = |superblock: &mut [u8]| superblock[UUID..UUID + 16].fill(0x5a);
+
+    let held = Left::new(|_| ());
+    edit_at(&held.images[0], 0, another);
+    give_back(&held.images[0], held.finish().expect_err("it may be another one").to_string());
+    held.finish().expect("finished");
+    assert_eq!(held.homes(), [content(1), content(2)]);
+
+    let shipped = Shipped::new();
+    edit_at(&shipped.images[0], 0, another);
+    give_back(&shipped.images[0], shipped.recover(false, false).expect_err("it may be another one").to_string());
+    shipped.recover(false, false).expect("recovered");
+    assert_eq!(homes_of(&shipped.images), [content(1), content(2)]);
+
+    // What has another journal, or was not mounted, is another one.
+    for edit in [(|superblock| superblock[JOURNAL_UUID] ^= 1) as fn(&mut [u8]), |superblock| {
+        superblock[0x60] &= !NEEDS_RECOVERY
+    }] {
+        let held = Left::new(|_| ());
+        edit_at(&held.images[0], 0, another);
+        edit_at(&held.images[0], 0, edit);
+        let why = held.finish().expect_err("another one").to_string();
+        assert!(why.contains("is 5a5a5a5a-") && !why.contains("debugfs"), "{why}");
+    }
+}
+
 fn edit_file_system(file: &std::fs::File, edit: impl FnOnce(&mut [u8])) {
     let mut superblock = vec![0; 1024];
     file.read_exact_at(&mut superblock, PARTITION + 1024).expect("read");

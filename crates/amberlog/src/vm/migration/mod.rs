@@ -13,7 +13,7 @@ mod state;
 mod users;
 mod wishes;
 
-use super::earlier::{BroughtHome, LeftMeanwhile};
+use super::earlier::{self, BroughtHome, LeftMeanwhile};
 use super::{Attached, VmOptions};
 use crate::worker::Line;
 use anyhow::Context;
@@ -139,6 +139,8 @@ struct Inner {
 struct Coming {
     left: LeftMeanwhile,
     brought: BroughtHome,
+    /// What it waits for, where what was left for them cannot be brought home at this moment: somebody uses something of it.
+    waits_for: Option<String>,
 }
 
 impl Inner {
@@ -418,6 +420,7 @@ impl Migration {
         let mut busy_since: Option<Instant> = None;
         let mut next_try: Option<Instant> = None;
         let mut coming: Option<Coming> = None;
+        let mut next_look: Option<Instant> = None;
         let mut inner = self.lock();
         loop {
             if inner.is_quitting {
@@ -437,6 +440,7 @@ impl Migration {
                 continue;
             }
             let pause = match inner.state.task() {
+                Task::Take if next_look.is_some_and(|at| Instant::now() < at) => Some(LOCK_PAUSE),
                 Task::Take => {
                     drop(inner);
                     if self.take() {
@@ -467,6 +471,8 @@ impl Migration {
                         }
                         // They are to be taken again.
                         Ok(false) => {
+                            let is_waiting = coming.as_ref().is_some_and(|coming| coming.waits_for.is_some());
+                            next_look = is_waiting.then(|| Instant::now() + AGAIN_PAUSE);
                             inner = self.lock();
                             continue;
                         }
@@ -838,20 +844,42 @@ impl Migration {
 
     fn coming(&self) -> Coming {
         let left = LeftMeanwhile::for_other_than(self.journals.directory().path());
-        Coming { left, brought: BroughtHome::default() }
+        Coming { left, brought: BroughtHome::default(), waits_for: None }
     }
 
     /// A guest begins. False where the images are to be taken once more before it can.
     fn prepare(&self, coming: &mut Coming) -> anyhow::Result<bool> {
-        let Coming { left, brought } = coming;
-        self.prepare_after(left, brought).map_err(|error| brought.but(error))
+        self.prepare_after(coming).map_err(|error| coming.brought.but(error))
     }
 
-    fn prepare_after(&self, left: &mut LeftMeanwhile, brought: &mut BroughtHome) -> anyhow::Result<bool> {
+    fn prepare_after(&self, coming: &mut Coming) -> anyhow::Result<bool> {
         // When its VM was prepared they were looked at, too, and were anybody's from then on.
-        if left.is_there(&self.attached)? {
-            self.let_go()?;
-            left.finish(&self.attached, &[], brought)?;
+        let Coming { left, brought, waits_for } = coming;
+        let looked = match left.is_there(&self.attached) {
+            Ok(false) => None,
+            Ok(true) => {
+                self.let_go()?;
+                Some(left.finish(&self.attached, &[], brought))
+            }
+            // Whoever is to be done with it needs the locks, perhaps.
+            Err(error) if earlier::is_in_use(&error) => {
+                self.let_go()?;
+                Some(Err(error))
+            }
+            Err(error) => return Err(error),
+        };
+        if let Some(finished) = looked {
+            let waits_before = waits_for.take();
+            *waits_for = match finished {
+                Err(error) if earlier::is_in_use(&error) => Some(format!(
+                    "its guest has come, and waits until what an earlier run left for its images can be brought home: {error:#}"
+                )),
+                finished => finished.map(|()| None)?,
+            };
+            if let Some(sentence) = waits_for.as_ref().filter(|sentence| Some(*sentence) != waits_before.as_ref()) {
+                log::warn!("vm {}: {sentence}", self.name);
+            }
+            self.lock().trouble.clone_from(waits_for);
             return Ok(false);
         }
         for (image, disk) in self.images.iter().zip(&self.attached) {
@@ -1035,6 +1063,7 @@ impl Gate for DiskGate {
 
 #[cfg(test)]
 mod tests {
+    use super::super::earlier::tests::{Other, leave};
     use super::*;
     use block_device::ImageOptions;
     use guest_memory::VmMemory;
@@ -1174,6 +1203,56 @@ mod tests {
         placement::forget_left_guest(&path);
         assert!(refused.is_err() && is_ours());
         assert!(migration.prepare(&mut migration.coming()).expect("its guest begins"));
+        journals.directory().remove();
+    }
+
+    /// What a VM has left is brought home by whoever has the image's lock, which somebody else takes first.
+    #[test]
+    fn a_guest_that_begins_waits_for_who_uses_its_image_meanwhile() {
+        let directory = tempfile::tempdir_in("/dev/shm").expect("tmpfs");
+        let (mut options, image, journals) = vm_in(directory.path());
+        let path = image.path().to_owned();
+        std::fs::remove_file(&path).expect("it is made anew");
+        guest_kit::image::ExtRecipe::ext4(32, 4).make(&path).expect("made");
+        options.disks[0] = format!("{},placement=copy", path.display()).parse().expect("a disk");
+        let image = Arc::new(Image::open_unlocked(image.path(), ImageOptions::default()).expect("an image"));
+        let (line, _supervisor) = Line::to_nobody();
+        let beginning = Beginning::Awaited;
+        let migration =
+            Migration::new(&line, &journals, std::slice::from_ref(&image), &options, beginning).expect("begun");
+        let other = Image::open_unlocked(&path, ImageOptions::default()).expect("an image");
+        // It dies. What it had is there still, and its VMM may be as well.
+        let dead = Other::new(&directory.path().join("others"), &migration.attached);
+        dead.mount();
+        let begins = || migration.lock().state.begins(0, &[(0, 0)], Start::Fresh);
+        let is_coming = || {
+            assert_eq!(begins(), Begin::Wait);
+            assert!(migration.take(), "nobody has them");
+            assert_eq!((begins(), migration.lock().state.task()), (Begin::Wait, Task::Prepare));
+        };
+        is_coming();
+        let mut coming = migration.coming();
+        let waits = |coming: &mut Coming| {
+            assert!(!migration.prepare(coming).expect("it waits"));
+            assert_eq!(migration.lock().state.task(), Task::Take, "it is tried again");
+            let trouble = migration.lock().trouble.clone().expect("it is said");
+            assert!(trouble.contains("can be brought home: ") && trouble.contains("in use"), "{trouble}");
+            assert_eq!(coming.waits_for, Some(trouble));
+        };
+        waits(&mut coming);
+        is_coming();
+        assert_eq!(migration.lock().trouble, None);
+        // By now it is gone, but somebody has the image before it can be finished.
+        let left = leave(dead, directory.path());
+        image.unlock();
+        assert!(other.try_lock().expect("a lock"));
+        waits(&mut coming);
+        other.unlock();
+        is_coming();
+        assert!(!migration.prepare(&mut coming).expect("it is finished"), "by somebody who needs the locks");
+        assert!(!left.exists() && coming.waits_for.is_none());
+        is_coming();
+        assert!(migration.prepare(&mut coming).expect("its guest begins"));
         journals.directory().remove();
     }
 
