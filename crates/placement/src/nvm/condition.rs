@@ -107,7 +107,8 @@ impl Condition {
     }
 
     /// Whether it is true of a file system that begins at `start` of a disk: durably so on return. What is there is written once more, because a flush
-    /// that has failed may have lost it, and a later one would not say so.
+    /// that has failed may have lost it, and a later one would not say so. What is written is read a second time, and the kernel may have dropped what
+    /// it could not write meanwhile: so it is compared a second time, too.
     ///
     /// # Errors
     /// When storage fails.
@@ -117,13 +118,14 @@ impl Condition {
             return Ok(false);
         }
         let failed_flushes = disk.failed_flushes();
-        let mut content = vec![0; self.block_bytes as usize];
-        for block in self.blocks() {
-            disk.read_exact_at(&mut content, at(block))?;
-            disk.write_all_at(&content, at(block))?;
+        let is_written = self.holds(&mut |block, content| {
+            disk.read_exact_at(content, at(block))?;
+            disk.write_all_at(content, at(block))
+        })?;
+        if is_written {
+            disk.sync_since(failed_flushes)?;
         }
-        disk.sync_since(failed_flushes)?;
-        Ok(true)
+        Ok(is_written)
     }
 }
 
@@ -131,6 +133,7 @@ impl Condition {
 mod tests {
     use super::*;
     use std::collections::BTreeMap;
+    use std::os::unix::fs::FileExt;
 
     #[test]
     fn it_is_true_of_just_what_was_committed_at_just_these_places() {
@@ -165,5 +168,26 @@ mod tests {
             assert!(condition.holds(&mut |_, _| Err(io::Error::other("the disk is broken"))).is_err());
         }
         assert_eq!(Condition::decode(&[0; 20]), None);
+    }
+
+    /// The kernel may have thrown away what it could not write, between the two times that it is read.
+    #[test]
+    fn what_is_written_once_more_is_compared_once_more() {
+        let appends: BTreeMap<u64, Arc<[u8]>> = (2..5u8).map(|at| (u64::from(at), Arc::from([at; 1024]))).collect();
+        let condition = Condition::of(&Digests::new(), 1024, appends.iter());
+        for is_dropped in [false, true] {
+            let file = tempfile::tempfile().expect("a file");
+            for (block, content) in &appends {
+                file.write_all_at(content, 512 + block * 1024).expect("written");
+            }
+            let (disk, beside) = (LoggedFile::unlogged(&file).expect("opened"), file.try_clone().expect("opened"));
+            disk.simulate_writes(move || {
+                if is_dropped {
+                    beside.write_all_at(&[0; 1024], 512 + 4 * 1024).expect("written");
+                }
+                true
+            });
+            assert_eq!(condition.holds_for_good(&disk, 512).expect("it works"), !is_dropped);
+        }
     }
 }
