@@ -21,6 +21,8 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 use write_log::{EntryKind, WriteLog, entries};
 
+#[path = "nvm_places/acknowledged.rs"]
+mod acknowledged;
 #[path = "nvm_places/distrusted.rs"]
 mod distrusted;
 #[path = "nvm_places/failures.rs"]

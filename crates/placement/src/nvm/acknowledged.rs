@@ -18,7 +18,9 @@
 //! than this transaction, and be noted behind it.
 //!
 //! Failure story: where the flush fails, or the region, after the guest was told, the transaction is *lost* to this process: it stays prepared, for whoever
-//! recovers, no later one is committed, and what would wait for it fails. A kernel that mounts again without a reset begins without it.
+//! recovers, no later one is committed, and what would wait for it fails. Whoever reads where the log begins, as a kernel does that mounts again
+//! without a reset, has it made durable first, and is told of an error where that fails: so does a log that goes to its own place. Only who writes
+//! over the log does so without it.
 
 use super::captured::{Captured, HomeState};
 use super::commit::Commit;
@@ -110,7 +112,7 @@ impl Work {
         }
     }
 
-    /// Whoever begins the log anew, or writes over it, does so without a transaction that is lost.
+    /// Whoever writes over the log does so without a transaction that is lost.
     pub(super) fn withdraw_lost(&mut self, captured: &mut Captured) -> io::Result<()> {
         if self.has_lost() {
             captured.journal.withdraw().map_err(io::Error::other)?;
@@ -119,19 +121,41 @@ impl Work {
         Ok(())
     }
 
-    /// Makes it durable at once, where nothing else is under way any more.
+    /// One that is lost is made durable after all.
+    ///
+    /// # Errors
+    /// When that fails: it is as it was.
+    pub(super) fn make_lost_durable(&mut self, captured: &mut Captured) -> io::Result<()> {
+        let Some(sequence) = self.commit.as_ref().filter(|commit| commit.is_lost()).map(Commit::sequence) else {
+            return Ok(());
+        };
+        self.make_acknowledged_durable(captured).map_err(|error| {
+            io::Error::new(error.kind(), format!("{}, and it cannot be made so: {error}", lost(sequence)))
+        })?;
+        log::info!("disk {}: transaction {sequence} is durable after all", self.name());
+        Ok(())
+    }
+
+    /// Makes it durable at once, where nothing else is on its way to its blocks any more.
     ///
     /// # Errors
     /// When that fails: it is as it was.
     pub(super) fn make_acknowledged_durable(&mut self, captured: &mut Captured) -> io::Result<()> {
-        let Some(commit) = self.acknowledged() else { return Ok(()) };
-        let file = &self.home.file;
-        let failed_flushes = file.failed_flushes();
-        // A flush that failed may have lost what it was to make durable, and no later one says so.
-        for (block, content) in commit.appends() {
-            file.write_all_at(content, captured.log.home_offset(block))?;
+        if !self.has_acknowledged() {
+            return Ok(());
         }
-        file.sync_since(failed_flushes)?;
+        let failed_flushes = self.home.file.failed_flushes();
+        // As with every transaction whose appends go home: an image of before does not have them.
+        let mark = self.begin_mark(captured)?;
+        // A flush that failed may have lost what it was to make durable, and no later one says so.
+        for (block, content) in self.acknowledged().into_iter().flat_map(Commit::appends) {
+            self.home.file.write_all_at(content, captured.log.home_offset(block))?;
+        }
+        if let Err(error) = self.home.file.sync_since(failed_flushes) {
+            self.flush_failed(captured);
+            return Err(error);
+        }
+        self.end_mark(captured, mark)?;
         self.end_acknowledged(captured);
         if self.has_acknowledged() {
             return Err(io::Error::other("the NVM region has failed"));

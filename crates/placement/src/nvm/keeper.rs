@@ -88,7 +88,8 @@ impl Work {
             buffer.copy_from_slice(&captured.shown_block(&self.home.file, position)?);
             return Ok(LogRead::Copied);
         }
-        self.withdraw_lost(captured)?;
+        // Who only looks is not to cost the guest what it was told of, and who mounts is not to begin without it.
+        self.make_lost_durable(captured)?;
         if self.commit.is_some() {
             self.is_waited_for = true;
             return Ok(LogRead::Wait);
