@@ -6,9 +6,12 @@
 //!
 //! It must never: be true where a sector of an append is not what was committed.
 //!
-//! Failure story: bytes that are no condition are one that is not true: the transaction does not count.
+//! Failure story: bytes that are no condition refuse the region, as a damaged header does: the checksums of the blocks that they are in were right.
+//! A block that cannot be read, twice, makes it untrue: it would be so for ever, and with it everything that the region has. Any other failure
+//! of storage is one of the recovery, which is run again.
 
 use super::digest::Digests;
+use rustix::io::Errno;
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
@@ -21,6 +24,22 @@ const RUN_BYTES: usize = 12;
 
 /// Reads a block of the file system from its home.
 pub type ReadHome<'a> = dyn FnMut(u64, &mut [u8]) -> io::Result<()> + 'a;
+
+/// Whether a condition is true.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Outcome {
+    /// It is.
+    True,
+    /// Something else is there.
+    Untrue,
+    /// This block of the file system cannot be read.
+    Unreadable(u64),
+}
+
+/// Whether it is the medium that has not, or not whole, what was to be read: that is no better the next time.
+fn is_of_medium(error: &io::Error) -> bool {
+    matches!(Errno::from_io_error(error), Some(Errno::IO | Errno::ILSEQ | Errno::NODATA))
+}
 
 /// See the module.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -106,6 +125,26 @@ impl Condition {
         Ok(tree.end() == self.digest)
     }
 
+    /// The same for whoever decides for good.
+    ///
+    /// # Errors
+    /// When reading fails, but not for what the medium has.
+    pub(super) fn outcome(&self, read: &mut ReadHome<'_>) -> io::Result<Outcome> {
+        let mut unreadable = None;
+        let holds = self.holds(&mut |block, content| {
+            unreadable = Some(block);
+            // The way to the medium may be the reason, once.
+            let first = read(block, content);
+            if first.as_ref().is_err_and(is_of_medium) { read(block, content) } else { first }
+        });
+        match (holds, unreadable) {
+            (Ok(true), _) => Ok(Outcome::True),
+            (Ok(false), _) => Ok(Outcome::Untrue),
+            (Err(error), Some(block)) if is_of_medium(&error) => Ok(Outcome::Unreadable(block)),
+            (Err(error), _) => Err(error),
+        }
+    }
+
     /// Whether it is true of a file system that begins at `start` of a disk: durably so on return. What is there is written once more, because a flush
     /// that has failed may have lost it, and a later one would not say so. What is written is read a second time, and the kernel may have dropped what
     /// it could not write meanwhile: so it is compared a second time, too.
@@ -168,6 +207,35 @@ mod tests {
             assert!(condition.holds(&mut |_, _| Err(io::Error::other("the disk is broken"))).is_err());
         }
         assert_eq!(Condition::decode(&[0; 20]), None);
+    }
+
+    #[test]
+    fn a_block_that_cannot_be_read_makes_it_untrue_and_nothing_else_does() {
+        let appends: BTreeMap<u64, Arc<[u8]>> = (2..5u8).map(|at| (u64::from(at), Arc::from([at; 1024]))).collect();
+        let condition = Condition::of(&Digests::new(), 1024, appends.iter());
+        // How often block 3 fails, and how.
+        let outcome = |times: u32, errno: Errno| {
+            let mut left = times;
+            condition.outcome(&mut |block, content| {
+                if block == 3 && left > 0 {
+                    left -= 1;
+                    return Err(errno.into());
+                }
+                content.copy_from_slice(&appends[&block]);
+                Ok(())
+            })
+        };
+        for errno in [Errno::IO, Errno::ILSEQ, Errno::NODATA] {
+            assert_eq!(outcome(0, errno).expect("read"), Outcome::True);
+            assert_eq!(outcome(1, errno).expect("read"), Outcome::True, "it is tried again");
+            assert_eq!(outcome(2, errno).expect("it is of the medium"), Outcome::Unreadable(3));
+        }
+        assert!(outcome(1, Errno::ACCESS).is_err(), "the recovery is run again");
+        let other = condition.outcome(&mut |_, content| {
+            content.fill(7);
+            Ok(())
+        });
+        assert_eq!(other.expect("read"), Outcome::Untrue);
     }
 
     /// The kernel may have thrown away what it could not write, between the two times that it is read.
