@@ -134,6 +134,8 @@ impl Work {
     pub(super) fn advance(&mut self, state: &mut State, steps: &mut Steps) {
         let State::Held(captured) = state else { return };
         while self.commit.is_none() && !captured.has_failed && self.may_commit() && !self.is_written_over() {
+            // A guest that commits without a pause has no other moment in which nothing is between two states.
+            self.renew_notes(captured);
             let Some(transaction) = captured.accept() else { break };
             let commit = self.sort(captured, transaction);
             self.commit = Some(commit);

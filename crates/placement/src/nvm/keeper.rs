@@ -326,7 +326,9 @@ impl Keeper for InRegion {
         self.with(|work, state| {
             work.look_ahead(state, steps);
             work.drive_space(state, steps);
-            work.renew_notes(state);
+            if let State::Held(captured) = state {
+                work.renew_notes(captured);
+            }
             work.ask_again(steps);
         });
     }
