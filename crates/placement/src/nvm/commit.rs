@@ -17,6 +17,7 @@ use crate::disk::DiskCounters;
 use crate::keeper::{Side, Steps};
 use block_route::Status;
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -43,6 +44,7 @@ pub(super) struct Commit {
     /// What goes to the region, and home, by home block.
     puts: BTreeMap<u64, Arc<[u8]>>,
     appends: BTreeMap<u64, Arc<[u8]>>,
+    /// Ascending: a guest can have as many as its log has room for, and each of its home writes asks for some.
     revokes: Vec<u64>,
     /// Of the puts, appends that go home in the background once they count.
     logged: Vec<u64>,
@@ -75,7 +77,14 @@ impl Commit {
 
     /// Whether it says anything of a block.
     pub fn has(&self, block: u64) -> bool {
-        self.puts.contains_key(&block) || self.appends.contains_key(&block) || self.revokes.contains(&block)
+        self.puts.contains_key(&block)
+            || self.appends.contains_key(&block)
+            || self.revokes.binary_search(&block).is_ok()
+    }
+
+    /// Whether it puts one of these blocks into the region.
+    fn has_put_in(&self, blocks: &Range<u64>) -> bool {
+        self.puts.range(blocks.clone()).next().is_some()
     }
 
     /// What it puts into the region.
@@ -196,7 +205,7 @@ impl Work {
         if is_logged || (!are_many && blocks <= captured.journal.room()) {
             puts.append(&mut appends);
         }
-        let revokes = transaction.revokes;
+        let revokes = ascending(transaction.revokes);
         self.early.retain(|block| appends.contains_key(block));
         let (sequence, stage, since) = (transaction.sequence, Stage::Room, Instant::now());
         Commit {
@@ -393,7 +402,7 @@ impl Work {
     fn acknowledge(&mut self, captured: &mut Captured) {
         let Some(commit) = self.commit.as_mut().filter(|_| self.nvm.options.pipelined) else { return };
         // What the guest writes there now is noted when it ends, behind what is noted of the transaction: as if it were newer.
-        let is_met = commit.puts.keys().any(|block| self.in_flight.touches(*block));
+        let is_met = self.in_flight.ranges().any(|blocks| commit.has_put_in(blocks));
         if is_met || commit.is_acknowledged || commit.is_in_doubt || captured.has_failed {
             return;
         }
@@ -520,6 +529,13 @@ impl Work {
     }
 }
 
+/// Blocks in their order, each once.
+fn ascending(mut blocks: Vec<u64>) -> Vec<u64> {
+    blocks.sort_unstable();
+    blocks.dedup();
+    blocks
+}
+
 /// What the next worker has to know of a transaction once it is published.
 fn noted(captured: &Captured, commit: &Commit) -> Note {
     Note::Committed(notes::Committed {
@@ -551,22 +567,41 @@ fn store(captured: &mut Captured, commit: &Commit) -> Result<(), nvm_journal::Er
 mod tests {
     use super::*;
 
-    #[test]
-    fn what_the_region_has_no_room_for_goes_home_and_nothing_else_does() {
+    fn commit_of(puts: Range<u64>, revokes: Vec<u64>) -> Commit {
         let content = |byte: u8| -> Arc<[u8]> { Arc::from([byte; 8]) };
-        let mut commit = Commit {
+        Commit {
             sequence: 7,
-            puts: (1..5).map(|block| (block, content(block as u8))).collect(),
+            puts: puts.map(|block| (block, content(block as u8))).collect(),
             appends: BTreeMap::new(),
-            revokes: Vec::new(),
-            logged: vec![2, 4],
+            revokes: ascending(revokes),
+            logged: Vec::new(),
             stage: Stage::Room,
             since: Instant::now(),
             went_home: None,
             is_in_doubt: false,
             is_acknowledged: false,
             has_failed: false,
-        };
+        }
+    }
+
+    /// A guest's log can have millions of revokes, and each block that it writes home is looked for among them.
+    #[test]
+    fn revokes_are_found_in_whatever_order_they_come_however_many_they_are() {
+        let count = 2_000_000u64;
+        // Each number twice, mixed by a multiplier that is odd.
+        let mixed = (0..2 * count).map(|index| 2 * (index.wrapping_mul(1_000_003) % count));
+        let commit = commit_of(0..0, mixed.collect());
+        assert_eq!(commit.revokes.len() as u64, count, "each counts once");
+        let found = (0..2 * count).filter(|block| commit.has(*block)).count() as u64;
+        assert_eq!(found, count);
+        assert!(commit.has(2 * count - 2) && !commit.has(1));
+    }
+
+    #[test]
+    fn what_the_region_has_no_room_for_goes_home_and_nothing_else_does() {
+        let content = |byte: u8| -> Arc<[u8]> { Arc::from([byte; 8]) };
+        let mut commit = commit_of(1..5, Vec::new());
+        commit.logged = vec![2, 4];
         assert!(commit.send_logged_home());
         assert_eq!(commit.puts.keys().copied().collect::<Vec<_>>(), [1, 3]);
         assert_eq!(commit.appends.into_iter().collect::<Vec<_>>(), [(2, content(2)), (4, content(4))]);
