@@ -413,10 +413,13 @@ impl Rig {
     }
 
     fn commit_all(&mut self, which: usize, blocks: &[(u64, Vec<u8>)]) -> u64 {
-        let transaction = Transaction { blocks: blocks.to_vec(), ..Transaction::default() };
+        self.commit_transaction(which, &Transaction { blocks: blocks.to_vec(), ..Transaction::default() })
+    }
+
+    fn commit_transaction(&mut self, which: usize, transaction: &Transaction) -> u64 {
         let of = &mut self.file_systems[which];
         let mut log = Vec::new();
-        of.builder.transaction(&transaction, &mut |position, block| {
+        of.builder.transaction(transaction, &mut |position, block| {
             log.push((of.log_at[position as usize], block.to_vec()));
         });
         log.into_iter().map(|(at, mut block)| self.request(RequestKind::Write, at, &mut block)).sum()

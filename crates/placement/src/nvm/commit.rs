@@ -55,6 +55,8 @@ pub(super) struct Commit {
     went_home: Option<Instant>,
     /// A flush has failed since something of it went home: that may not be on storage, and no later flush says so.
     is_in_doubt: bool,
+    /// The guest has written to one of its appends since: what is at home is not, or will not be, what it counts on.
+    is_written_over: bool,
     /// The guest was told that it is committed: the region has it, on the condition that its appends are at home.
     is_acknowledged: bool,
     has_failed: bool,
@@ -130,6 +132,11 @@ impl Commit {
     fn needed(&self, captured: &Captured) -> u32 {
         let revokes = self.revokes.iter().filter(|block| captured.journal.contains(**block)).count();
         (self.puts.len() + revokes) as u32
+    }
+
+    /// The guest writes to blocks, or discards them.
+    pub fn guest_writes(&mut self, blocks: &Range<u64>) {
+        self.is_written_over |= self.appends.range(blocks.clone()).next().is_some();
     }
 
     /// A flush of the disk has failed.
@@ -218,6 +225,7 @@ impl Work {
             since,
             went_home: None,
             is_in_doubt: false,
+            is_written_over: false,
             is_acknowledged: false,
             has_failed: false,
         }
@@ -403,7 +411,7 @@ impl Work {
         let Some(commit) = self.commit.as_mut().filter(|_| self.nvm.options.pipelined) else { return };
         // What the guest writes there now is noted when it ends, behind what is noted of the transaction: as if it were newer.
         let is_met = self.in_flight.ranges().any(|blocks| commit.has_put_in(blocks));
-        if is_met || commit.is_acknowledged || commit.is_in_doubt || captured.has_failed {
+        if is_met || commit.is_written_over || commit.is_acknowledged || commit.is_in_doubt || captured.has_failed {
             return;
         }
         let condition = Condition::of(&self.nvm.digests, captured.block_bytes(), commit.appends.iter()).encode();
@@ -579,6 +587,7 @@ mod tests {
             since: Instant::now(),
             went_home: None,
             is_in_doubt: false,
+            is_written_over: false,
             is_acknowledged: false,
             has_failed: false,
         }

@@ -258,6 +258,9 @@ impl Work {
         let to = (blocks.end * block_bytes).min(change.range.end);
         let is_held = blocks.clone().any(|block| captured.homes.contains_key(&block));
         blocks.clone().for_each(|block| self.early.take_back(block));
+        if let Some(commit) = &mut self.commit {
+            commit.guest_writes(&blocks);
+        }
         let errand = Errand::Through { request: change.request, blocks: blocks.clone(), same, is_held };
         let operation = self.begin(errand, (blocks, Writer::Guest), is_held.then_some(change.request), steps);
         HomePart { range: from..to, content: None, operation }

@@ -32,6 +32,62 @@ fn with_a_lost_transaction() -> (Rig, Arc<AtomicBool>, Vec<u8>) {
     (rig, is_broken, before)
 }
 
+/// The guest writes to a block of a transaction that it was not told of yet: to an append that is home already, or to what goes to the region.
+#[test]
+fn what_its_guest_writes_over_is_not_acknowledged_before_it_is_durable() {
+    for (over, is_under_way) in [(FREE, false), (FREE, true), (IN_USE, true)] {
+        let mut rig = Rig::with(1, |options| (options.pipelined, options.append_home_bytes_min) = (true, 0));
+        rig.superblock(0, true);
+        rig.commit(0, IN_USE, &content(1));
+        // One of two appends takes its time, and then their flush.
+        let (at, over_at) = (rig.home_at(0, FREE + 2), rig.home_at(0, over));
+        rig.holds = Box::new(move |operation| operation.offset == at || operation.operation == Operation::Flush);
+        rig.commit_all(0, &[(IN_USE, content(2)), (FREE, content(3)), (FREE + 2, content(4))]);
+        assert_eq!(rig.held.len(), 1, "an append is on its way");
+        let append = rig.held.remove(0);
+        rig.holds = Box::new(move |operation| {
+            operation.operation == Operation::Flush || is_under_way && operation.offset == over_at
+        });
+        rig.request(RequestKind::Write, over_at, &mut content(9));
+        assert_eq!(rig.held.len(), usize::from(is_under_way));
+        rig.end(append);
+        assert!(found(&rig).prepared.is_none(), "block {over} is not what it counts on, or is noted behind it");
+        let before = found(&rig).sequence;
+        rig.end_held();
+        assert!(found(&rig).sequence != before, "it is durable, and counts");
+        assert!(rig.stored(0, FREE + 2) == content(4));
+    }
+}
+
+/// A checkpoint has brought a block home that the transaction revokes, and hears of that while it is acknowledged: noted behind it that would mean
+/// that the log has the block, and what the guest writes there next would be taken back.
+#[test]
+fn what_has_gone_home_is_not_noted_behind_a_transaction_that_has_it() {
+    let mut rig = Rig::with(1, |options| (options.pipelined, options.append_home_bytes_min) = (true, 0));
+    rig.superblock(0, true);
+    rig.commit(0, IN_USE, &content(1));
+    rig.holds = Box::new(|operation| operation.operation == Operation::Flush);
+    rig.journals.region(0).expect("regions").request_checkpoint();
+    let mut plan = Plan::default();
+    rig.route.woken(&mut plan);
+    rig.carry_out(plan);
+    assert!(rig.stored(0, IN_USE) == content(1) && rig.held.len() == 1, "it is home, and that is being flushed");
+    let transaction = Transaction { blocks: vec![(FREE, content(3))], revokes: vec![IN_USE], ..Transaction::default() };
+    rig.commit_transaction(0, &transaction);
+    assert!(found(&rig).prepared.is_some() && rig.held.len() == 2, "it is acknowledged");
+    let flush = rig.held.remove(0);
+    rig.end(flush);
+    assert!(found(&rig).latest.is_empty(), "what is home has left the region");
+    rig.held.clear();
+    rig.holds = Box::new(|_| false);
+    rig.die().expect("it goes on");
+    let at = rig.home_at(0, IN_USE);
+    rig.request(RequestKind::Write, at, &mut content(9));
+    let bytes = std::fs::read(&rig.image).expect("read");
+    assert!(bytes[at as usize..][..BLOCK as usize] == content(9)[..], "it is data now");
+    assert!(rig.journals.report("vm").disks[0].nvm.as_ref().expect("regions").blocks_restored == 0, "and held again");
+}
+
 /// A reader that is no mount, as one that looks at what the disk has, costs the guest nothing; nor does a mount.
 #[test]
 fn who_reads_where_a_log_begins_has_what_was_acknowledged_made_durable() {

@@ -5,7 +5,7 @@ use nvm_journal::medium::SimulatedMedium;
 
 impl Rig {
     /// The worker is killed, and another one goes on, or says why it does not. Nothing is under way.
-    fn die(&mut self) -> std::io::Result<()> {
+    pub(super) fn die(&mut self) -> std::io::Result<()> {
         let area = self.journals.directory();
         let (path, lock) = (area.path().to_owned(), area.lock_file().try_clone().expect("a descriptor"));
         let registry = self.image.with_file_name("registry");
