@@ -173,6 +173,7 @@ mod tests {
     use super::*;
     use std::collections::BTreeMap;
     use std::os::unix::fs::FileExt;
+    use write_log::{EntryKind, WriteLog, entries};
 
     #[test]
     fn it_is_true_of_just_what_was_committed_at_just_these_places() {
@@ -227,15 +228,49 @@ mod tests {
         };
         for errno in [Errno::IO, Errno::ILSEQ, Errno::NODATA] {
             assert_eq!(outcome(0, errno).expect("read"), Outcome::True);
-            assert_eq!(outcome(1, errno).expect("read"), Outcome::True, "it is tried again");
             assert_eq!(outcome(2, errno).expect("it is of the medium"), Outcome::Unreadable(3));
         }
-        assert!(outcome(1, Errno::ACCESS).is_err(), "the recovery is run again");
+        assert!(outcome(2, Errno::ACCESS).is_err(), "the recovery is run again");
         let other = condition.outcome(&mut |_, content| {
             content.fill(7);
             Ok(())
         });
         assert_eq!(other.expect("read"), Outcome::Untrue);
+    }
+
+    #[test]
+    fn a_read_that_fails_once_is_tried_again() {
+        let content = Arc::from([7; 1024]);
+        let condition = Condition::of(&Digests::new(), 1024, [(&9, &content)].into_iter());
+        let mut is_first = true;
+        let outcome = condition.outcome(&mut |_, read| {
+            if std::mem::take(&mut is_first) {
+                return Err(Errno::IO.into());
+            }
+            read.copy_from_slice(&content);
+            Ok(())
+        });
+        assert_eq!(outcome.expect("read"), Outcome::True);
+    }
+
+    /// A flush that has failed may have lost what is in the cache, and no later one says so.
+    #[test]
+    fn what_counts_for_good_was_written_once_more_and_flushed() {
+        let appends: BTreeMap<u64, Arc<[u8]>> = (2..5u8).map(|at| (u64::from(at), Arc::from([at; 1024]))).collect();
+        let condition = Condition::of(&Digests::new(), 1024, appends.iter());
+        let (file, path) = (tempfile::tempfile().expect("a file"), tempfile::NamedTempFile::new().expect("a file"));
+        for (block, content) in &appends {
+            file.write_all_at(content, 512 + block * 1024).expect("written");
+        }
+        let log = Arc::new(WriteLog::create(&path.path().with_extension("log")).expect("a log"));
+        let disk = LoggedFile::new(file, Some(log));
+        assert!(condition.holds_for_good(&disk, 512).expect("it works"));
+        let log = std::fs::File::open(path.path().with_extension("log")).expect("the log");
+        let entries: Vec<_> = entries(&log).map(|entry| entry.expect("read")).collect();
+        let written = entries.iter().filter(|entry| matches!(entry.kind, EntryKind::Write(_)));
+        assert!(written.map(|entry| entry.offset).eq(appends.keys().map(|block| 512 + block * 1024)));
+        assert!(matches!(entries.last().expect("a flush").kind, EntryKind::Flush));
+        std::fs::remove_file(path.path().with_extension("log")).expect("removed");
     }
 
     /// The kernel may have thrown away what it could not write, between the two times that it is read.
