@@ -16,7 +16,7 @@ use super::{ManyAppends, State};
 use crate::disk::DiskCounters;
 use crate::keeper::{Side, Steps};
 use block_route::Status;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
@@ -59,6 +59,8 @@ pub(super) struct Commit {
     is_written_over: bool,
     /// The guest was told that it is committed: the region has it, on the condition that its appends are at home.
     is_acknowledged: bool,
+    /// What the guest has written home since as the transaction has it, so that it was not written.
+    absorbed: BTreeSet<u64>,
     has_failed: bool,
 }
 
@@ -92,6 +94,26 @@ impl Commit {
     /// What it puts into the region.
     pub fn put(&self, block: u64) -> Option<&[u8]> {
         self.puts.get(&block).map(|content| &content[..])
+    }
+
+    /// What it has for a block.
+    pub fn content(&self, block: u64) -> Option<&[u8]> {
+        self.puts.get(&block).or_else(|| self.appends.get(&block)).map(|content| &content[..])
+    }
+
+    /// The guest has written home what it has for a block. Whether that is to be known of what it puts into the region, and was not.
+    pub fn absorb(&mut self, block: u64) -> bool {
+        self.absorbed.insert(block) && self.puts.contains_key(&block)
+    }
+
+    /// Whether it has anything that was absorbed.
+    pub fn has_absorbed(&self) -> bool {
+        !self.absorbed.is_empty()
+    }
+
+    /// What was absorbed of it.
+    pub fn absorbed(&self) -> impl Iterator<Item = (u64, &[u8])> {
+        self.absorbed.iter().filter_map(|block| Some((*block, self.content(*block)?)))
     }
 
     /// What has to be at home for it to count.
@@ -227,6 +249,7 @@ impl Work {
             is_in_doubt: false,
             is_written_over: false,
             is_acknowledged: false,
+            absorbed: BTreeSet::new(),
             has_failed: false,
         }
     }
@@ -514,12 +537,13 @@ impl Work {
             captured.at_home.remove(block);
         }
         for (block, content) in &commit.puts {
+            let home = if commit.absorbed.contains(block) { HomeState::Same } else { HomeState::Behind };
             captured.homes.insert(
                 *block,
                 Held {
                     sequence: commit.sequence,
-                    home: HomeState::Behind,
-                    noted: HomeState::Behind,
+                    home,
+                    noted: home,
                     overwrites: 0,
                     overwritten: None,
                     last_overwritten: None,
@@ -589,6 +613,7 @@ mod tests {
             is_in_doubt: false,
             is_written_over: false,
             is_acknowledged: false,
+            absorbed: BTreeSet::new(),
             has_failed: false,
         }
     }

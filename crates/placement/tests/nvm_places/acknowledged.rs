@@ -100,6 +100,82 @@ fn what_has_gone_home_is_not_noted_behind_a_transaction_that_has_it() {
     assert!(rig.journals.report("vm").disks[0].nvm.as_ref().expect("regions").blocks_restored == 0, "and held again");
 }
 
+/// A transaction is acknowledged, and its flush takes its time.
+fn with_one_ahead_of_its_flush() -> Rig {
+    let mut rig = Rig::with(1, |options| (options.pipelined, options.append_home_bytes_min) = (true, 0));
+    rig.superblock(0, true);
+    rig.commit(0, IN_USE, &content(1));
+    rig.holds = Box::new(|operation| operation.operation == Operation::Flush);
+    rig.commit_all(0, &[(IN_USE, content(2)), (FREE, content(3))]);
+    assert!(found(&rig).prepared.is_some() && rig.waiting() == 0, "it is acknowledged");
+    rig
+}
+
+/// An `fsync` under `data=journal` writes home what it has just committed, before it returns.
+#[test]
+fn what_is_written_home_as_it_was_acknowledged_does_not_wait() {
+    for dies in [false, true] {
+        let mut rig = with_one_ahead_of_its_flush();
+        for (block, byte) in [(IN_USE, 2), (FREE, 3), (IN_USE, 2)] {
+            let at = rig.home_at(0, block);
+            assert_eq!(rig.request(RequestKind::Write, at, &mut content(byte)), 0, "it is written");
+            assert!(rig.waiting() == 0, "block {block} waits");
+        }
+        // All of the transaction is home, as far as the guest knows.
+        rig.superblock(0, true);
+        assert_eq!(rig.waiting(), 1, "a tail that passes it waits until it counts");
+        let (at, free_at) = (rig.home_at(0, IN_USE) as usize, rig.home_at(0, FREE));
+        rig.file.write_all_at(&[0; BLOCK as usize], free_at).expect("written");
+        let of = |image: &[u8]| image[at..][..BLOCK as usize].to_vec();
+        assert!(of(&rig.recovered()) == content(1), "where the power fails, all before it is there");
+        rig.file.write_all_at(&content(3), free_at).expect("written");
+        if dies {
+            rig.held.clear();
+            rig.holds = Box::new(|_| false);
+            rig.die().expect("it goes on");
+            rig.superblock(0, true);
+        } else {
+            rig.end_held();
+            assert!(rig.waiting() == 0, "it counts");
+        }
+        assert!(of(&rig.recovered()) == content(2), "what the guest wrote home has left with the tail");
+    }
+}
+
+/// What is written there otherwise would be a part of what may be lost.
+#[test]
+fn what_is_written_home_otherwise_than_it_was_acknowledged_waits() {
+    for (block, byte) in [(IN_USE, 9), (FREE, 9), (IN_USE, 1)] {
+        let mut rig = with_one_ahead_of_its_flush();
+        let at = rig.home_at(0, block);
+        rig.request(RequestKind::Write, at, &mut content(byte));
+        assert_eq!(rig.waiting(), 1, "block {block}");
+        rig.end_held();
+        assert!(rig.waiting() == 0 && rig.read(0, block) == content(byte));
+    }
+}
+
+/// The guest writes over its log behind a transaction that is lost, of which it has written something home.
+#[test]
+fn what_was_written_home_is_there_where_its_log_is_written_over() {
+    let mut rig = with_one_ahead_of_its_flush();
+    let (at, free_at) = (rig.home_at(0, IN_USE), rig.home_at(0, FREE));
+    rig.request(RequestKind::Write, at, &mut content(2));
+    rig.request(RequestKind::Write, free_at, &mut content(3));
+    rig.may_fail = true;
+    rig.fails = Box::new(|operation| operation.operation == Operation::Flush);
+    rig.end_held();
+    rig.fails = Box::new(|_| false);
+    rig.file.write_all_at(&[0; BLOCK as usize], free_at).expect("written");
+    let (log_at, mut other) = (rig.file_systems[0].log_at[0], rig.file_systems[0].superblock.clone());
+    // The UUID of another journal.
+    other[0x30..0x40].fill(7);
+    SuperblockEdit::new(&mut other).expect("a superblock").start(1).sequence(1).seal();
+    rig.request(RequestKind::Write, log_at, &mut other);
+    assert_eq!(rig.failed, [], "the guest cannot write over its log");
+    assert!(rig.stored(0, IN_USE) == content(2) && rig.stored(0, FREE) == content(3));
+}
+
 /// A reader that is no mount, as one that looks at what the disk has, costs the guest nothing; nor does a mount.
 #[test]
 fn who_reads_where_a_log_begins_has_what_was_acknowledged_made_durable() {
