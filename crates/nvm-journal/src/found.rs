@@ -196,7 +196,12 @@ fn prepared(region: &[u8], geometry: &Geometry, checkpoint: Pointer) -> Result<O
     if word == NONE_PREPARED {
         return Ok(None);
     }
-    let pointer = Pointer::decode(word)?;
+    let condition = undoubled(word_of(region, field::CONDITION));
+    let pointer = match (Pointer::decode(word), &condition) {
+        // Who prepares writes both. Nobody has: an amberlog that knows of neither has claimed the region, around what lay there.
+        (Err(_), None) => return Ok(None),
+        (pointer, _) => pointer?,
+    };
     if pointer.transaction != checkpoint.transaction.wrapping_add(1) {
         // It was published since.
         return Ok(None);
@@ -205,7 +210,7 @@ fn prepared(region: &[u8], geometry: &Geometry, checkpoint: Pointer) -> Result<O
     if pointer.end > geometry.blocks || pointer.end < checkpoint.end {
         return Err(damaged());
     }
-    let mut next = undoubled(word_of(region, field::CONDITION)).ok_or_else(damaged)?;
+    let mut next = condition.ok_or_else(damaged)?;
     let mut condition = Vec::new();
     for _ in 0..geometry.blocks {
         if next >= geometry.blocks {

@@ -4,7 +4,7 @@
 //! nothing, later when something of it changes. So a region is always wholly one owner's or nobody's.
 
 use crate::error::Error;
-use crate::layout::{Geometry, MAGIC, MAGIC_UNFINISHED, doubled, field, undoubled};
+use crate::layout::{Geometry, MAGIC, MAGIC_UNFINISHED, NONE_PREPARED, doubled, field, undoubled};
 use crate::medium::{Medium, word_of};
 
 /// Bytes of an attachment.
@@ -157,11 +157,11 @@ pub(crate) fn clear<M: Medium>(medium: &mut M) -> Result<(), Error> {
     medium.store_word(field::OWNER, OwnerWord { record: None, ..before }.encode());
     medium.write_back(field::OWNER, 8);
     medium.fence().map_err(failed())?;
+    // An amberlog that does not know of prepared transactions claims a region and leaves what stands there.
+    medium.store_word(field::PREPARED, NONE_PREPARED);
+    medium.write_back(field::PREPARED, 8);
     let seeming: Vec<u64> =
         medium.other_beginnings().iter().copied().filter(|at| medium.word(at + field::MAGIC) == MAGIC).collect();
-    if seeming.is_empty() {
-        return Ok(());
-    }
     let owned: Vec<(u64, Owner)> = seeming.iter().filter_map(|at| owned_at(medium.bytes(), *at)).collect();
     for at in seeming {
         medium.store_word(at + field::MAGIC, MAGIC_UNFINISHED);

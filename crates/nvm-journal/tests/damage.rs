@@ -79,6 +79,30 @@ fn every_single_flipped_bit_is_refused_or_harmless() {
     assert!(refused > 1000, "only {refused}");
 }
 
+/// A region that an amberlog has claimed which does not know of prepared transactions, around whatever lay there.
+#[test]
+fn what_nobody_has_prepared_is_no_damage() {
+    let (mut region, model) = region();
+    region[0x58..0x68].copy_from_slice(&[0x5a; 16]);
+    let found = Found::read(&region).expect("whole").expect("a region");
+    assert!(found.prepared.is_none() && contents(&region, &found) == model);
+    // Half of it is there: that was written by who knows of it.
+    region[0x60..0x68].copy_from_slice(&(u64::from(!7u32) << 32 | 7).to_le_bytes());
+    assert!(Found::read(&region).is_err_and(|error| error.is_refusal()));
+}
+
+/// Whoever claims it next may not know of prepared transactions.
+#[test]
+fn a_region_that_is_given_back_has_nothing_prepared() {
+    let mut journal = journal(SimulatedMedium::new(60_000));
+    journal.put(3, &[7; BLOCK_BYTES]).expect("room");
+    journal.prepare(b"its appends").expect("room");
+    journal.publish().expect("the medium works");
+    let medium = journal.give_back().expect("the medium works");
+    let durable = medium.crash_images().image(&mut |_| 0);
+    assert_eq!(durable[0x58..0x60], [0; 8]);
+}
+
 /// A medium that loses a line reads as zeros there: that is refused, or touches nothing that counts.
 #[test]
 fn every_line_that_reads_as_zeros_is_refused_or_harmless() {

@@ -13,7 +13,7 @@ use placement::{
     NvmOptions, PlacementKind, recover_image,
 };
 use recovery::{Access, Disk};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -21,6 +21,8 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 use write_log::{EntryKind, WriteLog, entries};
 
+#[path = "nvm_places/acknowledged.rs"]
+mod acknowledged;
 #[path = "nvm_places/distrusted.rs"]
 mod distrusted;
 #[path = "nvm_places/failures.rs"]
@@ -65,6 +67,9 @@ struct Rig {
     write_log: Option<Arc<WriteLog>>,
     /// Requests may fail; those that did.
     may_fail: bool,
+    /// Requests that were held, and those that were let go again.
+    were_held: Vec<RequestId>,
+    released: Vec<RequestId>,
     failed: Vec<RequestId>,
     _directory: tempfile::TempDir,
 }
@@ -258,6 +263,8 @@ impl Rig {
             fails: Box::new(|_| false),
             write_log: None,
             may_fail: false,
+            were_held: Vec::new(),
+            released: Vec::new(),
             failed: Vec::new(),
             _directory: directory,
         }
@@ -307,6 +314,11 @@ impl Rig {
         written
     }
 
+    /// How many requests wait.
+    fn waiting(&self) -> usize {
+        self.were_held.iter().collect::<BTreeSet<_>>().into_iter().filter(|held| !self.released.contains(held)).count()
+    }
+
     fn discard(&mut self, offset: u64, len: u64) {
         self.next_request += 1;
         let (id, kind) = (RequestId(self.next_request), RequestKind::Discard);
@@ -324,10 +336,11 @@ impl Rig {
                 PlanAction::Disk(operation) => written += self.end(operation),
                 PlanAction::Release(request, status) if status != Status::Ok => {
                     assert!(self.may_fail, "{request:?}: {status:?}");
+                    self.released.push(request);
                     self.failed.push(request);
                 }
-                PlanAction::Release(..) => {}
-                PlanAction::Hold(_) => {}
+                PlanAction::Release(request, _) => self.released.push(request),
+                PlanAction::Hold(request) => self.were_held.push(request),
             }
         }
         written
@@ -411,10 +424,13 @@ impl Rig {
     }
 
     fn commit_all(&mut self, which: usize, blocks: &[(u64, Vec<u8>)]) -> u64 {
-        let transaction = Transaction { blocks: blocks.to_vec(), ..Transaction::default() };
+        self.commit_transaction(which, &Transaction { blocks: blocks.to_vec(), ..Transaction::default() })
+    }
+
+    fn commit_transaction(&mut self, which: usize, transaction: &Transaction) -> u64 {
         let of = &mut self.file_systems[which];
         let mut log = Vec::new();
-        of.builder.transaction(&transaction, &mut |position, block| {
+        of.builder.transaction(transaction, &mut |position, block| {
             log.push((of.log_at[position as usize], block.to_vec()));
         });
         log.into_iter().map(|(at, mut block)| self.request(RequestKind::Write, at, &mut block)).sum()

@@ -5,10 +5,12 @@
 //! ([`super::condition`]). Whoever recovers beside a live host finds them there, since their writes have ended.
 //!
 //! The guest goes on meanwhile, and must not be taken at its word: nothing may reach storage, or leave the region, that is right only if the
-//! transaction counts. What it writes home of the transaction's own blocks waits, lest a part of it be there without the rest, and lest an append be
+//! transaction counts. What it writes home of the transaction's own blocks is absorbed where it is what the transaction has for them (an `fsync` under
+//! `data=journal` does so before it returns). Else it waits, lest a part of the transaction be there without the rest, and lest an append be
 //! another than the one that recovery looks for. So does what it writes anywhere else but over blocks that are free without the
 //! transaction: it may have freed what is there. Discards wait. A tail of its log waits that would have versions leave the region which the
-//! guest has not written home: the transaction may have them once more, or say that they are not wanted. Whoever closes the log, has it leave, or
+//! guest has not written home: the transaction may have them once more, or say that they are not wanted; and every tail where something of the
+//! transaction was absorbed, since it may pass that. Whoever closes the log, has it leave, or
 //! asks for all that is committed to be home waits, too, as they do for any commit.
 //!
 //! What need not wait: what is absorbed (nothing is written), reads (the guest sees what it committed), flushes (what the guest itself has written home
@@ -18,11 +20,14 @@
 //! than this transaction, and be noted behind it.
 //!
 //! Failure story: where the flush fails, or the region, after the guest was told, the transaction is *lost* to this process: it stays prepared, for whoever
-//! recovers, no later one is committed, and what would wait for it fails. A kernel that mounts again without a reset begins without it.
+//! recovers, no later one is committed, and what would wait for it fails. Whoever reads where the log begins, as a kernel does that mounts again
+//! without a reset, has it made durable first, and is told of an error where that fails: so does a log that goes to its own place. Only who writes
+//! over the log does so without it.
 
 use super::captured::{Captured, HomeState};
 use super::commit::Commit;
 use super::log_stream::TailMove;
+use super::notes::Note;
 use super::report::NvmCounters;
 use super::work::Work;
 use nvm_journal::Error;
@@ -57,6 +62,21 @@ impl Work {
         self.acknowledged().is_some_and(|commit| commit.has(block))
     }
 
+    /// Whether this is what it has for a block, as one that may become durable: then it need not be written home.
+    pub(super) fn is_acknowledged_content(&self, block: u64, given: Option<&[u8]>) -> bool {
+        let commit = self.acknowledged().filter(|commit| !commit.is_lost() && !self.in_flight.touches(block));
+        given.is_some() && commit.and_then(|commit| commit.content(block)) == given
+    }
+
+    /// The guest has written home what the transaction has for this block.
+    pub(super) fn absorb_ahead(&mut self, captured: &mut Captured, block: u64) {
+        let Some(commit) = &mut self.commit else { return };
+        if commit.absorb(block) {
+            // Behind what is noted of the transaction, whose version this is of.
+            captured.notes.note(&Note::Homes(vec![(block, commit.sequence(), HomeState::Same)]));
+        }
+    }
+
     /// What a reader gets of a block: what the guest was told is committed.
     pub(super) fn visible<'a>(&'a self, captured: &'a Captured, block: u64) -> Option<&'a [u8]> {
         self.acknowledged().and_then(|commit| commit.put(block)).or_else(|| captured.visible(block))
@@ -81,8 +101,10 @@ impl Work {
     /// Whether a tail has versions leave the region that may be needed without the transaction.
     pub(super) fn tail_relies_on_acknowledged(&self, captured: &Captured, passed: TailMove) -> bool {
         let is_behind = |block: &u64| captured.homes.get(block).is_some_and(|held| held.home == HomeState::Behind);
-        self.has_acknowledged()
-            && captured.passed_by(passed, &|block| self.in_flight.touches(block)).iter().any(is_behind)
+        // Of what the guest has written home of the transaction's own, none is at home: its tail may have passed the transaction.
+        self.acknowledged().is_some_and(Commit::has_absorbed)
+            || self.has_acknowledged()
+                && captured.passed_by(passed, &|block| self.in_flight.touches(block)).iter().any(is_behind)
     }
 
     /// The same, where that will not change any more.
@@ -110,28 +132,60 @@ impl Work {
         }
     }
 
-    /// Whoever begins the log anew, or writes over it, does so without a transaction that is lost.
+    /// Whoever writes over the log does so without a transaction that is lost.
     pub(super) fn withdraw_lost(&mut self, captured: &mut Captured) -> io::Result<()> {
         if self.has_lost() {
+            // The guest has written that home, whatever became of its log.
+            let failed_flushes = self.home.file.failed_flushes();
+            let mut is_owed = false;
+            for (block, content) in self.acknowledged().into_iter().flat_map(Commit::absorbed) {
+                self.home.file.write_all_at(content, captured.log.home_offset(block))?;
+                is_owed = true;
+            }
+            if is_owed {
+                self.home.file.sync_since(failed_flushes)?;
+            }
             captured.journal.withdraw().map_err(io::Error::other)?;
             self.commit = None;
         }
         Ok(())
     }
 
-    /// Makes it durable at once, where nothing else is under way any more.
+    /// One that is lost is made durable after all.
+    ///
+    /// # Errors
+    /// When that fails: it is as it was.
+    pub(super) fn make_lost_durable(&mut self, captured: &mut Captured) -> io::Result<()> {
+        let Some(sequence) = self.commit.as_ref().filter(|commit| commit.is_lost()).map(Commit::sequence) else {
+            return Ok(());
+        };
+        self.make_acknowledged_durable(captured).map_err(|error| {
+            io::Error::new(error.kind(), format!("{}, and it cannot be made so: {error}", lost(sequence)))
+        })?;
+        log::info!("disk {}: transaction {sequence} is durable after all", self.name());
+        Ok(())
+    }
+
+    /// Makes it durable at once, where nothing else is on its way to its blocks any more.
     ///
     /// # Errors
     /// When that fails: it is as it was.
     pub(super) fn make_acknowledged_durable(&mut self, captured: &mut Captured) -> io::Result<()> {
-        let Some(commit) = self.acknowledged() else { return Ok(()) };
-        let file = &self.home.file;
-        let failed_flushes = file.failed_flushes();
-        // A flush that failed may have lost what it was to make durable, and no later one says so.
-        for (block, content) in commit.appends() {
-            file.write_all_at(content, captured.log.home_offset(block))?;
+        if !self.has_acknowledged() {
+            return Ok(());
         }
-        file.sync_since(failed_flushes)?;
+        let failed_flushes = self.home.file.failed_flushes();
+        // As with every transaction whose appends go home: an image of before does not have them.
+        let mark = self.begin_mark(captured)?;
+        // A flush that failed may have lost what it was to make durable, and no later one says so.
+        for (block, content) in self.acknowledged().into_iter().flat_map(Commit::appends) {
+            self.home.file.write_all_at(content, captured.log.home_offset(block))?;
+        }
+        if let Err(error) = self.home.file.sync_since(failed_flushes) {
+            self.flush_failed(captured);
+            return Err(error);
+        }
+        self.end_mark(captured, mark)?;
         self.end_acknowledged(captured);
         if self.has_acknowledged() {
             return Err(io::Error::other("the NVM region has failed"));

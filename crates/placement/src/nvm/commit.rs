@@ -16,7 +16,8 @@ use super::{ManyAppends, State};
 use crate::disk::DiskCounters;
 use crate::keeper::{Side, Steps};
 use block_route::Status;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -43,6 +44,7 @@ pub(super) struct Commit {
     /// What goes to the region, and home, by home block.
     puts: BTreeMap<u64, Arc<[u8]>>,
     appends: BTreeMap<u64, Arc<[u8]>>,
+    /// Ascending: a guest can have as many as its log has room for, and each of its home writes asks for some.
     revokes: Vec<u64>,
     /// Of the puts, appends that go home in the background once they count.
     logged: Vec<u64>,
@@ -53,8 +55,12 @@ pub(super) struct Commit {
     went_home: Option<Instant>,
     /// A flush has failed since something of it went home: that may not be on storage, and no later flush says so.
     is_in_doubt: bool,
+    /// The guest has written to one of its appends since: what is at home is not, or will not be, what it counts on.
+    is_written_over: bool,
     /// The guest was told that it is committed: the region has it, on the condition that its appends are at home.
     is_acknowledged: bool,
+    /// What the guest has written home since as the transaction has it, so that it was not written.
+    absorbed: BTreeSet<u64>,
     has_failed: bool,
 }
 
@@ -75,12 +81,39 @@ impl Commit {
 
     /// Whether it says anything of a block.
     pub fn has(&self, block: u64) -> bool {
-        self.puts.contains_key(&block) || self.appends.contains_key(&block) || self.revokes.contains(&block)
+        self.puts.contains_key(&block)
+            || self.appends.contains_key(&block)
+            || self.revokes.binary_search(&block).is_ok()
+    }
+
+    /// Whether it puts one of these blocks into the region.
+    fn has_put_in(&self, blocks: &Range<u64>) -> bool {
+        self.puts.range(blocks.clone()).next().is_some()
     }
 
     /// What it puts into the region.
     pub fn put(&self, block: u64) -> Option<&[u8]> {
         self.puts.get(&block).map(|content| &content[..])
+    }
+
+    /// What it has for a block.
+    pub fn content(&self, block: u64) -> Option<&[u8]> {
+        self.puts.get(&block).or_else(|| self.appends.get(&block)).map(|content| &content[..])
+    }
+
+    /// The guest has written home what it has for a block. Whether that is to be known of what it puts into the region, and was not.
+    pub fn absorb(&mut self, block: u64) -> bool {
+        self.absorbed.insert(block) && self.puts.contains_key(&block)
+    }
+
+    /// Whether it has anything that was absorbed.
+    pub fn has_absorbed(&self) -> bool {
+        !self.absorbed.is_empty()
+    }
+
+    /// What was absorbed of it.
+    pub fn absorbed(&self) -> impl Iterator<Item = (u64, &[u8])> {
+        self.absorbed.iter().filter_map(|block| Some((*block, self.content(*block)?)))
     }
 
     /// What has to be at home for it to count.
@@ -123,6 +156,11 @@ impl Commit {
         (self.puts.len() + revokes) as u32
     }
 
+    /// The guest writes to blocks, or discards them.
+    pub fn guest_writes(&mut self, blocks: &Range<u64>) {
+        self.is_written_over |= self.appends.range(blocks.clone()).next().is_some();
+    }
+
     /// A flush of the disk has failed.
     pub fn flush_failed(&mut self) {
         self.is_in_doubt = true;
@@ -134,6 +172,8 @@ impl Work {
     pub(super) fn advance(&mut self, state: &mut State, steps: &mut Steps) {
         let State::Held(captured) = state else { return };
         while self.commit.is_none() && !captured.has_failed && self.may_commit() && !self.is_written_over() {
+            // A guest that commits without a pause has no other moment in which nothing is between two states.
+            self.renew_notes(captured);
             let Some(transaction) = captured.accept() else { break };
             let commit = self.sort(captured, transaction);
             self.commit = Some(commit);
@@ -194,7 +234,7 @@ impl Work {
         if is_logged || (!are_many && blocks <= captured.journal.room()) {
             puts.append(&mut appends);
         }
-        let revokes = transaction.revokes;
+        let revokes = ascending(transaction.revokes);
         self.early.retain(|block| appends.contains_key(block));
         let (sequence, stage, since) = (transaction.sequence, Stage::Room, Instant::now());
         Commit {
@@ -207,7 +247,9 @@ impl Work {
             since,
             went_home: None,
             is_in_doubt: false,
+            is_written_over: false,
             is_acknowledged: false,
+            absorbed: BTreeSet::new(),
             has_failed: false,
         }
     }
@@ -391,8 +433,8 @@ impl Work {
     fn acknowledge(&mut self, captured: &mut Captured) {
         let Some(commit) = self.commit.as_mut().filter(|_| self.nvm.options.pipelined) else { return };
         // What the guest writes there now is noted when it ends, behind what is noted of the transaction: as if it were newer.
-        let is_met = commit.puts.keys().any(|block| self.in_flight.touches(*block));
-        if is_met || commit.is_acknowledged || commit.is_in_doubt || captured.has_failed {
+        let is_met = self.in_flight.ranges().any(|blocks| commit.has_put_in(blocks));
+        if is_met || commit.is_written_over || commit.is_acknowledged || commit.is_in_doubt || captured.has_failed {
             return;
         }
         let condition = Condition::of(&self.nvm.digests, captured.block_bytes(), commit.appends.iter()).encode();
@@ -495,12 +537,13 @@ impl Work {
             captured.at_home.remove(block);
         }
         for (block, content) in &commit.puts {
+            let home = if commit.absorbed.contains(block) { HomeState::Same } else { HomeState::Behind };
             captured.homes.insert(
                 *block,
                 Held {
                     sequence: commit.sequence,
-                    home: HomeState::Behind,
-                    noted: HomeState::Behind,
+                    home,
+                    noted: home,
                     overwrites: 0,
                     overwritten: None,
                     last_overwritten: None,
@@ -516,6 +559,13 @@ impl Work {
             captured.allocation.changed(*block, Some(content));
         }
     }
+}
+
+/// Blocks in their order, each once.
+fn ascending(mut blocks: Vec<u64>) -> Vec<u64> {
+    blocks.sort_unstable();
+    blocks.dedup();
+    blocks
 }
 
 /// What the next worker has to know of a transaction once it is published.
@@ -549,22 +599,43 @@ fn store(captured: &mut Captured, commit: &Commit) -> Result<(), nvm_journal::Er
 mod tests {
     use super::*;
 
-    #[test]
-    fn what_the_region_has_no_room_for_goes_home_and_nothing_else_does() {
+    fn commit_of(puts: Range<u64>, revokes: Vec<u64>) -> Commit {
         let content = |byte: u8| -> Arc<[u8]> { Arc::from([byte; 8]) };
-        let mut commit = Commit {
+        Commit {
             sequence: 7,
-            puts: (1..5).map(|block| (block, content(block as u8))).collect(),
+            puts: puts.map(|block| (block, content(block as u8))).collect(),
             appends: BTreeMap::new(),
-            revokes: Vec::new(),
-            logged: vec![2, 4],
+            revokes: ascending(revokes),
+            logged: Vec::new(),
             stage: Stage::Room,
             since: Instant::now(),
             went_home: None,
             is_in_doubt: false,
+            is_written_over: false,
             is_acknowledged: false,
+            absorbed: BTreeSet::new(),
             has_failed: false,
-        };
+        }
+    }
+
+    /// A guest's log can have millions of revokes, and each block that it writes home is looked for among them.
+    #[test]
+    fn revokes_are_found_in_whatever_order_they_come_however_many_they_are() {
+        let count = 2_000_000u64;
+        // Each number twice, mixed by a multiplier that is odd.
+        let mixed = (0..2 * count).map(|index| 2 * (index.wrapping_mul(1_000_003) % count));
+        let commit = commit_of(0..0, mixed.collect());
+        assert_eq!(commit.revokes.len() as u64, count, "each counts once");
+        let found = (0..2 * count).filter(|block| commit.has(*block)).count() as u64;
+        assert_eq!(found, count);
+        assert!(commit.has(2 * count - 2) && !commit.has(1));
+    }
+
+    #[test]
+    fn what_the_region_has_no_room_for_goes_home_and_nothing_else_does() {
+        let content = |byte: u8| -> Arc<[u8]> { Arc::from([byte; 8]) };
+        let mut commit = commit_of(1..5, Vec::new());
+        commit.logged = vec![2, 4];
         assert!(commit.send_logged_home());
         assert_eq!(commit.puts.keys().copied().collect::<Vec<_>>(), [1, 3]);
         assert_eq!(commit.appends.into_iter().collect::<Vec<_>>(), [(2, content(2)), (4, content(4))]);

@@ -6,9 +6,12 @@
 //!
 //! It must never: be true where a sector of an append is not what was committed.
 //!
-//! Failure story: bytes that are no condition are one that is not true: the transaction does not count.
+//! Failure story: bytes that are no condition refuse the region, as a damaged header does: the checksums of the blocks that they are in were right.
+//! A block that cannot be read, twice, makes it untrue: it would be so for ever, and with it everything that the region has. Any other failure
+//! of storage is one of the recovery, which is run again.
 
 use super::digest::Digests;
+use rustix::io::Errno;
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
@@ -21,6 +24,22 @@ const RUN_BYTES: usize = 12;
 
 /// Reads a block of the file system from its home.
 pub type ReadHome<'a> = dyn FnMut(u64, &mut [u8]) -> io::Result<()> + 'a;
+
+/// Whether a condition is true.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Outcome {
+    /// It is.
+    True,
+    /// Something else is there.
+    Untrue,
+    /// This block of the file system cannot be read.
+    Unreadable(u64),
+}
+
+/// Whether it is the medium that has not, or not whole, what was to be read: that is no better the next time.
+fn is_of_medium(error: &io::Error) -> bool {
+    matches!(Errno::from_io_error(error), Some(Errno::IO | Errno::ILSEQ | Errno::NODATA))
+}
 
 /// See the module.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -106,8 +125,29 @@ impl Condition {
         Ok(tree.end() == self.digest)
     }
 
+    /// The same for whoever decides for good.
+    ///
+    /// # Errors
+    /// When reading fails, but not for what the medium has.
+    pub(super) fn outcome(&self, read: &mut ReadHome<'_>) -> io::Result<Outcome> {
+        let mut unreadable = None;
+        let holds = self.holds(&mut |block, content| {
+            unreadable = Some(block);
+            // The way to the medium may be the reason, once.
+            let first = read(block, content);
+            if first.as_ref().is_err_and(is_of_medium) { read(block, content) } else { first }
+        });
+        match (holds, unreadable) {
+            (Ok(true), _) => Ok(Outcome::True),
+            (Ok(false), _) => Ok(Outcome::Untrue),
+            (Err(error), Some(block)) if is_of_medium(&error) => Ok(Outcome::Unreadable(block)),
+            (Err(error), _) => Err(error),
+        }
+    }
+
     /// Whether it is true of a file system that begins at `start` of a disk: durably so on return. What is there is written once more, because a flush
-    /// that has failed may have lost it, and a later one would not say so.
+    /// that has failed may have lost it, and a later one would not say so. What is written is read a second time, and the kernel may have dropped what
+    /// it could not write meanwhile: so it is compared a second time, too.
     ///
     /// # Errors
     /// When storage fails.
@@ -117,13 +157,14 @@ impl Condition {
             return Ok(false);
         }
         let failed_flushes = disk.failed_flushes();
-        let mut content = vec![0; self.block_bytes as usize];
-        for block in self.blocks() {
-            disk.read_exact_at(&mut content, at(block))?;
-            disk.write_all_at(&content, at(block))?;
+        let is_written = self.holds(&mut |block, content| {
+            disk.read_exact_at(content, at(block))?;
+            disk.write_all_at(content, at(block))
+        })?;
+        if is_written {
+            disk.sync_since(failed_flushes)?;
         }
-        disk.sync_since(failed_flushes)?;
-        Ok(true)
+        Ok(is_written)
     }
 }
 
@@ -131,6 +172,8 @@ impl Condition {
 mod tests {
     use super::*;
     use std::collections::BTreeMap;
+    use std::os::unix::fs::FileExt;
+    use write_log::{EntryKind, WriteLog, entries};
 
     #[test]
     fn it_is_true_of_just_what_was_committed_at_just_these_places() {
@@ -165,5 +208,89 @@ mod tests {
             assert!(condition.holds(&mut |_, _| Err(io::Error::other("the disk is broken"))).is_err());
         }
         assert_eq!(Condition::decode(&[0; 20]), None);
+    }
+
+    #[test]
+    fn a_block_that_cannot_be_read_makes_it_untrue_and_nothing_else_does() {
+        let appends: BTreeMap<u64, Arc<[u8]>> = (2..5u8).map(|at| (u64::from(at), Arc::from([at; 1024]))).collect();
+        let condition = Condition::of(&Digests::new(), 1024, appends.iter());
+        // How often block 3 fails, and how.
+        let outcome = |times: u32, errno: Errno| {
+            let mut left = times;
+            condition.outcome(&mut |block, content| {
+                if block == 3 && left > 0 {
+                    left -= 1;
+                    return Err(errno.into());
+                }
+                content.copy_from_slice(&appends[&block]);
+                Ok(())
+            })
+        };
+        for errno in [Errno::IO, Errno::ILSEQ, Errno::NODATA] {
+            assert_eq!(outcome(0, errno).expect("read"), Outcome::True);
+            assert_eq!(outcome(2, errno).expect("it is of the medium"), Outcome::Unreadable(3));
+        }
+        assert!(outcome(2, Errno::ACCESS).is_err(), "the recovery is run again");
+        let other = condition.outcome(&mut |_, content| {
+            content.fill(7);
+            Ok(())
+        });
+        assert_eq!(other.expect("read"), Outcome::Untrue);
+    }
+
+    #[test]
+    fn a_read_that_fails_once_is_tried_again() {
+        let content = Arc::from([7; 1024]);
+        let condition = Condition::of(&Digests::new(), 1024, [(&9, &content)].into_iter());
+        let mut is_first = true;
+        let outcome = condition.outcome(&mut |_, read| {
+            if std::mem::take(&mut is_first) {
+                return Err(Errno::IO.into());
+            }
+            read.copy_from_slice(&content);
+            Ok(())
+        });
+        assert_eq!(outcome.expect("read"), Outcome::True);
+    }
+
+    /// A flush that has failed may have lost what is in the cache, and no later one says so.
+    #[test]
+    fn what_counts_for_good_was_written_once_more_and_flushed() {
+        let appends: BTreeMap<u64, Arc<[u8]>> = (2..5u8).map(|at| (u64::from(at), Arc::from([at; 1024]))).collect();
+        let condition = Condition::of(&Digests::new(), 1024, appends.iter());
+        let (file, path) = (tempfile::tempfile().expect("a file"), tempfile::NamedTempFile::new().expect("a file"));
+        for (block, content) in &appends {
+            file.write_all_at(content, 512 + block * 1024).expect("written");
+        }
+        let log = Arc::new(WriteLog::create(&path.path().with_extension("log")).expect("a log"));
+        let disk = LoggedFile::new(file, Some(log));
+        assert!(condition.holds_for_good(&disk, 512).expect("it works"));
+        let log = std::fs::File::open(path.path().with_extension("log")).expect("the log");
+        let entries: Vec<_> = entries(&log).map(|entry| entry.expect("read")).collect();
+        let written = entries.iter().filter(|entry| matches!(entry.kind, EntryKind::Write(_)));
+        assert!(written.map(|entry| entry.offset).eq(appends.keys().map(|block| 512 + block * 1024)));
+        assert!(matches!(entries.last().expect("a flush").kind, EntryKind::Flush));
+        std::fs::remove_file(path.path().with_extension("log")).expect("removed");
+    }
+
+    /// The kernel may have thrown away what it could not write, between the two times that it is read.
+    #[test]
+    fn what_is_written_once_more_is_compared_once_more() {
+        let appends: BTreeMap<u64, Arc<[u8]>> = (2..5u8).map(|at| (u64::from(at), Arc::from([at; 1024]))).collect();
+        let condition = Condition::of(&Digests::new(), 1024, appends.iter());
+        for is_dropped in [false, true] {
+            let file = tempfile::tempfile().expect("a file");
+            for (block, content) in &appends {
+                file.write_all_at(content, 512 + block * 1024).expect("written");
+            }
+            let (disk, beside) = (LoggedFile::unlogged(&file).expect("opened"), file.try_clone().expect("opened"));
+            disk.simulate_writes(move || {
+                if is_dropped {
+                    beside.write_all_at(&[0; 1024], 512 + 4 * 1024).expect("written");
+                }
+                true
+            });
+            assert_eq!(condition.holds_for_good(&disk, 512).expect("it works"), !is_dropped);
+        }
     }
 }

@@ -71,11 +71,8 @@ impl Work {
         if let Some(checkpoint) = &mut self.checkpoints.now {
             checkpoint.end_soon();
         }
-        if let Err(error) = self.withdraw_lost(captured) {
-            log::error!("disk {}: {error}", self.name());
-        }
         if self.departure.phase.is_some()
-            || self.commit.is_some()
+            || self.commit.is_some() && !self.has_lost()
             || self.checkpoints.now.is_some()
             || self.early.is_writing()
             || self.in_flight.has_any_of(Writer::Host)
@@ -85,7 +82,8 @@ impl Work {
             return;
         }
         self.is_distrusted = false;
-        if let Err(error) = self.leave_as_it_is(captured) {
+        // The guest was told of what its last transaction has.
+        if let Err(error) = self.make_lost_durable(captured).and_then(|()| self.leave_as_it_is(captured)) {
             log::error!(
                 "disk {}: writing a journal to its own place that is not what it seemed failed: {error}; it is given up",
                 self.name()

@@ -20,6 +20,8 @@ use std::ops::Range;
 enum Decision {
     /// Acknowledged, not written.
     Absorb,
+    /// The same, of a version that counts once the transaction is durable which the guest was told of.
+    AbsorbAhead,
     /// Written as the guest gave it; whether that is the latest version.
     Through(bool),
     /// A part of a block whose rest is in the region only: written whole, put together.
@@ -86,6 +88,10 @@ impl Work {
     ) -> Result<Option<Decision>, nvm_journal::Error> {
         let block = covered.block;
         if self.is_acknowledged(block) {
+            let is_absorbed = !covered.is_watched && self.nvm.options.delayed_checkpoint;
+            if is_absorbed && self.is_acknowledged_content(block, covered.given) {
+                return Ok(Some(Decision::AbsorbAhead));
+            }
             return self.behind_acknowledged();
         }
         match self.decide_alone(captured, covered, steps)? {
@@ -205,9 +211,12 @@ impl Work {
         let mut same = Vec::new();
         let mut absorbed = Vec::new();
         for (block, decision) in (change.blocks.start..).zip(decisions) {
-            if let Some(held) = captured.homes.get_mut(&block) {
+            if let Decision::AbsorbAhead = decision {
+                // What is held of it is an earlier version, of which this says nothing.
+                self.absorb_ahead(captured, block);
+            } else if let Some(held) = captured.homes.get_mut(&block) {
                 held.home = match decision {
-                    Decision::Absorb | Decision::Through(true) => {
+                    Decision::Absorb | Decision::AbsorbAhead | Decision::Through(true) => {
                         absorbed.push(block);
                         HomeState::Same
                     }
@@ -258,6 +267,9 @@ impl Work {
         let to = (blocks.end * block_bytes).min(change.range.end);
         let is_held = blocks.clone().any(|block| captured.homes.contains_key(&block));
         blocks.clone().for_each(|block| self.early.take_back(block));
+        if let Some(commit) = &mut self.commit {
+            commit.guest_writes(&blocks);
+        }
         let errand = Errand::Through { request: change.request, blocks: blocks.clone(), same, is_held };
         let operation = self.begin(errand, (blocks, Writer::Guest), is_held.then_some(change.request), steps);
         HomePart { range: from..to, content: None, operation }

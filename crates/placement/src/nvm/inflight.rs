@@ -37,6 +37,11 @@ impl InFlight {
         self.overlaps(&(block..block + 1), None)
     }
 
+    /// Which blocks each of them writes to.
+    pub fn ranges(&self) -> impl Iterator<Item = &Range<u64>> {
+        self.writes.iter().map(|(_, range, _)| range)
+    }
+
     /// Whether any write of `writer` is on its way.
     pub fn has_any_of(&self, writer: Writer) -> bool {
         self.writes.iter().any(|(.., of)| *of == writer)

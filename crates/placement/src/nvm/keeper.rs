@@ -88,7 +88,8 @@ impl Work {
             buffer.copy_from_slice(&captured.shown_block(&self.home.file, position)?);
             return Ok(LogRead::Copied);
         }
-        self.withdraw_lost(captured)?;
+        // Who only looks is not to cost the guest what it was told of, and who mounts is not to begin without it.
+        self.make_lost_durable(captured)?;
         if self.commit.is_some() {
             self.is_waited_for = true;
             return Ok(LogRead::Wait);
@@ -325,7 +326,9 @@ impl Keeper for InRegion {
         self.with(|work, state| {
             work.look_ahead(state, steps);
             work.drive_space(state, steps);
-            work.renew_notes(state);
+            if let State::Held(captured) = state {
+                work.renew_notes(captured);
+            }
             work.ask_again(steps);
         });
     }

@@ -7,7 +7,7 @@
 //! on: the region says so before anything is written.)
 
 use super::books::{RegionBooks, RegionVerdict, RegionWhy};
-use super::condition::Condition;
+use super::condition::{Condition, Outcome};
 use super::mark;
 use super::{Region, region_error};
 use crate::finish::ImagePart;
@@ -27,9 +27,18 @@ use write_log::LoggedFile;
 
 /// Bytes that are written home in one piece at most.
 const RUN_BYTES: usize = 1 << 20;
-/// What is said of a transaction whose condition is not true.
-const LAST_IS_LOST: &str = "the last transaction was acknowledged before the flush of its appends (nvm-pipelined), and they are not all at home: \
-                            it is lost, and all before it is recovered";
+/// What is said of a transaction whose condition is not true; nothing where it is.
+fn lost(outcome: Outcome) -> Option<String> {
+    let why = match outcome {
+        Outcome::True => return None,
+        Outcome::Untrue => "they are not all at home".to_owned(),
+        Outcome::Unreadable(block) => format!("block {block} of the file system, one of them, cannot be read"),
+    };
+    Some(format!(
+        "the last transaction was acknowledged before the flush of its appends (nvm-pipelined), and {why}: it is lost, and all before it is \
+         recovered"
+    ))
+}
 
 /// What a recovery from a region did.
 #[derive(Clone, Debug)]
@@ -160,7 +169,7 @@ struct Judged {
     format: Format,
     stored: Stored,
     /// What the last transaction counts on, and whether that is so; nothing where it just counts.
-    condition: Option<(Condition, bool)>,
+    condition: Option<(Condition, Outcome)>,
 }
 
 impl Judged {
@@ -207,14 +216,16 @@ impl Judged {
                 .filter(|of| of.is_of(place.block_bytes) && of.blocks().all(|block| bounds.contains(block)))
                 .ok_or_else(|| refuse("what its last transaction counts on is not known".to_owned()))?;
             let at = |block: u64| place.home_start + block * u64::from(place.block_bytes);
-            let is_so = of
-                .holds(&mut |block, content| home.read_exact_at(content, at(block)))
+            let outcome = of
+                .outcome(&mut |block, content| home.read_exact_at(content, at(block)))
                 .map_err(|source| Error::Failed { what: "reading what was written home".to_owned(), source })?;
-            if is_so && let Some(with) = Found::with_prepared(region).map_err(region_error(path))? {
+            if outcome == Outcome::True
+                && let Some(with) = Found::with_prepared(region).map_err(region_error(path))?
+            {
                 with.verify(region).map_err(region_error(path))?;
                 found = with;
             }
-            condition = Some((of, is_so));
+            condition = Some((of, outcome));
         }
         if let Some(outside) = found.latest.keys().find(|block| !bounds.contains(**block)) {
             return Err(refuse(format!(
@@ -226,9 +237,9 @@ impl Judged {
 
     /// Has the last transaction count, or not, for whoever comes after this.
     fn decide(&self, medium: &mut Region, path: &Path, home: &LoggedFile) -> Result<(), Error> {
-        let Some((condition, is_so)) = &self.condition else { return Ok(()) };
-        if !is_so {
-            log::warn!("{}: {LAST_IS_LOST}", path.display());
+        let Some((condition, outcome)) = &self.condition else { return Ok(()) };
+        if let Some(lost) = lost(*outcome) {
+            log::warn!("{}: {lost}", path.display());
             return nvm_journal::withdraw_prepared(medium).map_err(region_error(path));
         }
         let is_so = condition
@@ -258,8 +269,8 @@ impl Judged {
         };
         let first = Superblock::decode(&self.owner.attachment).map(|superblock| superblock.sequence);
         report.first_sequence = report.last_sequence.and(first.ok());
-        if matches!(self.condition, Some((_, false))) {
-            report = report.with_note(LAST_IS_LOST);
+        if let Some(lost) = self.condition.as_ref().and_then(|(_, outcome)| lost(*outcome)) {
+            report = report.with_note(lost);
         }
         if self.found.reserved > 0 {
             report = report.with_note("garbage collection of the NVM region was cut off; nothing of it is lost");

@@ -161,8 +161,7 @@ impl Work {
     }
 
     /// Writes what the next worker has to know anew, where that has become long; not in the midst of what is not noted yet.
-    pub(super) fn renew_notes(&self, state: &mut State) {
-        let State::Held(captured) = state else { return };
+    pub(super) fn renew_notes(&self, captured: &mut Captured) {
         let is_between = self.commit.is_some()
             || self.closing.is_some()
             || self.departure.phase.is_some()

@@ -5,7 +5,7 @@ use nvm_journal::medium::SimulatedMedium;
 
 impl Rig {
     /// The worker is killed, and another one goes on, or says why it does not. Nothing is under way.
-    fn die(&mut self) -> std::io::Result<()> {
+    pub(super) fn die(&mut self) -> std::io::Result<()> {
         let area = self.journals.directory();
         let (path, lock) = (area.path().to_owned(), area.lock_file().try_clone().expect("a descriptor"));
         let registry = self.image.with_file_name("registry");
@@ -61,6 +61,42 @@ fn each_of_two_logs_goes_on_in_its_own_region() {
         assert!(!rig.log(which).is_open() && rig.stored(which, IN_USE + 1) == content(10 + which as u8));
         assert_eq!(rig.notes().len(), 1 - which, "of a log that is in no region nothing is noted");
     }
+}
+
+/// A guest that commits without a pause has the next transaction in its log before the last one is durable: what is noted of it does not grow
+/// for ever, lest nobody follow.
+#[test]
+fn what_is_noted_does_not_grow_while_its_guest_never_pauses() {
+    let mut rig = Rig::with(1, |options| options.append_home_bytes_min = 0);
+    rig.superblock(0, true);
+    rig.holds = Box::new(|operation| operation.operation == Operation::Flush);
+    let blocks: Vec<u64> = (FILE_SYSTEM_BLOCKS - 100..FILE_SYSTEM_BLOCKS - 40).collect();
+    let mut begins = Vec::new();
+    let mut longest = 0;
+    for round in 0..80u64 {
+        let of = &rig.file_systems[0];
+        begins.push((of.builder.position, of.builder.sequence));
+        let transaction: Vec<_> = blocks.iter().map(|block| (*block, content((round + block) as u8))).collect();
+        rig.commit_all(0, &transaction);
+        if round > 0 {
+            // The one before is durable, and this one is taken up.
+            assert_eq!(rig.held.len(), 1, "one flush after the other");
+            let flush = rig.held.remove(0);
+            rig.end(flush);
+            let of = &rig.file_systems[0];
+            let (mut block, at) = (of.superblock.clone(), of.log_at[0]);
+            let (position, sequence) = begins[round as usize];
+            SuperblockEdit::new(&mut block).expect("a superblock").start(position).sequence(sequence).seal();
+            rig.request(RequestKind::Write, at, &mut block);
+        }
+        longest = longest.max(std::fs::metadata(&rig.notes()[0]).expect("its notes").len());
+    }
+    assert!(longest > 8 << 20, "hardly anything was noted: {longest}");
+    assert!(longest < 10 << 20, "nothing was written anew: {longest}");
+    // The flush behind the last one, which nobody waits for any more.
+    rig.end_held();
+    rig.die().expect("it goes on");
+    assert!(rig.read(0, blocks[7]) == content((79 + blocks[7]) as u8));
 }
 
 /// Of a mark that the worker before has written nobody knows whether it is durable: it may have died before the flush of it. Its guest
