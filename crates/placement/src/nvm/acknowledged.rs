@@ -22,10 +22,11 @@
 //! without a reset, has it made durable first, and is told of an error where that fails: so does a log that goes to its own place. Only who writes
 //! over the log does so without it.
 
-use super::captured::{Captured, HomeState};
-use super::commit::Commit;
+use super::captured::Captured;
+use super::commit_state::Commit;
 use super::log_stream::TailMove;
 use super::report::NvmCounters;
+use super::versions::HomeState;
 use super::work::Work;
 use nvm_journal::Error;
 use std::io;
@@ -41,7 +42,7 @@ fn lost(sequence: u32) -> io::Error {
 impl Work {
     /// The transaction that the guest was told of, and that is not durable.
     fn acknowledged(&self) -> Option<&Commit> {
-        self.commit.as_ref().filter(|commit| commit.is_acknowledged())
+        self.commit.as_ref().filter(|commit| commit.is_acknowledged)
     }
 
     /// Whether there is one.
@@ -74,7 +75,7 @@ impl Work {
         match &self.commit {
             Some(commit) if commit.is_lost() => {
                 let what = "writing home what comes after the last transaction on NVM".to_owned();
-                Err(Error::Failed { what, source: lost(commit.sequence()) })
+                Err(Error::Failed { what, source: lost(commit.sequence) })
             }
             _ => Ok(None),
         }
@@ -94,7 +95,7 @@ impl Work {
     pub(super) fn refuse_tail_behind_lost(&self, captured: &Captured, passed: TailMove) -> io::Result<()> {
         match &self.commit {
             Some(commit) if commit.is_lost() && self.tail_relies_on_acknowledged(captured, passed) => {
-                Err(lost(commit.sequence()))
+                Err(lost(commit.sequence))
             }
             _ => Ok(()),
         }
@@ -107,7 +108,7 @@ impl Work {
             log::error!(
                 "disk {}: {}; it is what the next recovery finds if its appends are there, and nothing later is committed",
                 self.name(),
-                lost(commit.sequence())
+                lost(commit.sequence)
             );
         }
     }
@@ -126,7 +127,8 @@ impl Work {
     /// # Errors
     /// When that fails: it is as it was.
     pub(super) fn make_lost_durable(&mut self, captured: &mut Captured) -> io::Result<()> {
-        let Some(sequence) = self.commit.as_ref().filter(|commit| commit.is_lost()).map(Commit::sequence) else {
+        let Some(sequence) = self.commit.as_ref().filter(|commit| commit.is_lost()).map(|commit| commit.sequence)
+        else {
             return Ok(());
         };
         self.make_acknowledged_durable(captured).map_err(|error| {
