@@ -24,11 +24,12 @@
 //! without a reset, has it made durable first, and is told of an error where that fails: so does a log that goes to its own place. Only who writes
 //! over the log does so without it.
 
-use super::captured::{Captured, HomeState};
-use super::commit::Commit;
+use super::captured::Captured;
+use super::commit_state::Commit;
 use super::log_stream::TailMove;
 use super::notes::Note;
 use super::report::NvmCounters;
+use super::versions::HomeState;
 use super::work::Work;
 use nvm_journal::Error;
 use std::io;
@@ -44,7 +45,7 @@ fn lost(sequence: u32) -> io::Error {
 impl Work {
     /// The transaction that the guest was told of, and that is not durable.
     fn acknowledged(&self) -> Option<&Commit> {
-        self.commit.as_ref().filter(|commit| commit.is_acknowledged())
+        self.commit.as_ref().filter(|commit| commit.is_acknowledged)
     }
 
     /// Whether there is one.
@@ -73,7 +74,7 @@ impl Work {
         let Some(commit) = &mut self.commit else { return };
         if commit.absorb(block) {
             // Behind what is noted of the transaction, whose version this is of.
-            captured.notes.note(&Note::Homes(vec![(block, commit.sequence(), HomeState::Same)]));
+            captured.notes.note(&Note::Homes(vec![(block, commit.sequence, HomeState::Same)]));
         }
     }
 
@@ -92,7 +93,7 @@ impl Work {
         match &self.commit {
             Some(commit) if commit.is_lost() => {
                 let what = "writing home what comes after the last transaction on NVM".to_owned();
-                Err(Error::Failed { what, source: lost(commit.sequence()) })
+                Err(Error::Failed { what, source: lost(commit.sequence) })
             }
             _ => Ok(None),
         }
@@ -102,9 +103,11 @@ impl Work {
     pub(super) fn tail_relies_on_acknowledged(&self, captured: &Captured, passed: TailMove) -> bool {
         let is_behind = |block: &u64| captured.homes.get(block).is_some_and(|held| held.home == HomeState::Behind);
         // Of what the guest has written home of the transaction's own, none is at home: its tail may have passed the transaction.
-        self.acknowledged().is_some_and(Commit::has_absorbed)
-            || self.has_acknowledged()
-                && captured.passed_by(passed, &|block| self.in_flight.touches(block)).iter().any(is_behind)
+        if self.acknowledged().is_some_and(Commit::has_absorbed) {
+            return true;
+        }
+        self.has_acknowledged()
+            && captured.passed_by(passed, &|block| self.in_flight.touches(block)).iter().any(is_behind)
     }
 
     /// The same, where that will not change any more.
@@ -114,7 +117,7 @@ impl Work {
     pub(super) fn refuse_tail_behind_lost(&self, captured: &Captured, passed: TailMove) -> io::Result<()> {
         match &self.commit {
             Some(commit) if commit.is_lost() && self.tail_relies_on_acknowledged(captured, passed) => {
-                Err(lost(commit.sequence()))
+                Err(lost(commit.sequence))
             }
             _ => Ok(()),
         }
@@ -127,7 +130,7 @@ impl Work {
             log::error!(
                 "disk {}: {}; it is what the next recovery finds if its appends are there, and nothing later is committed",
                 self.name(),
-                lost(commit.sequence())
+                lost(commit.sequence)
             );
         }
     }
@@ -156,7 +159,8 @@ impl Work {
     /// # Errors
     /// When that fails: it is as it was.
     pub(super) fn make_lost_durable(&mut self, captured: &mut Captured) -> io::Result<()> {
-        let Some(sequence) = self.commit.as_ref().filter(|commit| commit.is_lost()).map(Commit::sequence) else {
+        let Some(sequence) = self.commit.as_ref().filter(|commit| commit.is_lost()).map(|commit| commit.sequence)
+        else {
             return Ok(());
         };
         self.make_acknowledged_durable(captured).map_err(|error| {

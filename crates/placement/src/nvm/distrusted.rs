@@ -16,11 +16,12 @@
 //! from what is in the log's own place, if all is.
 
 use super::State;
-use super::captured::{Captured, HomeState};
+use super::captured::Captured;
 use super::inflight::Writer;
-use super::leaving::Leaving;
+use super::leaving_state::Leaving;
 use super::log_stream::Tail;
 use super::report::NvmCounters;
+use super::versions::HomeState;
 use super::work::Work;
 use crate::disk::DiskCounters;
 use crate::keeper::{Side, Step, Steps};

@@ -1,7 +1,7 @@
 //! What the operations of a log in a region are for, by which their ends are known.
 
-use super::captured::Written;
 use super::log_stream::{Tail, TailMove};
+use super::versions::Written;
 use block_route::RequestId;
 use std::ops::Range;
 

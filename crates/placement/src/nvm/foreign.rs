@@ -13,29 +13,23 @@
 //! Failure story: where the superblock of the log is not replaced, storage goes on to say that an error happened to an empty log
 //! (rule 4 of ARCHITECTURE.md), and no longer that a region has it. What cannot be written to its place fails the guest's write.
 
-use super::captured::{Captured, HomeState};
+use super::State;
+use super::captured::Captured;
+use super::closing::{Closing, Foreign};
 use super::log_stream::Tail;
 use super::mark::is_mark;
-use super::superblock::Closing;
+use super::versions::HomeState;
 use super::work::Work;
 use crate::disk::DiskCounters;
 use crate::foreign::is_something;
+use crate::keeper::Steps;
 use crate::log::Log;
 use crate::mark::given_up;
 use crate::opening::write_mark_bytes;
-use block_route::RequestId;
+use block_route::{RequestId, Status};
 use guest_memory::MemorySlice;
 use jbd2::{Superblock, SuperblockEdit, SuperblockError};
 use std::io;
-
-/// What was written over an open log.
-#[derive(Debug)]
-pub(super) enum Foreign {
-    /// A superblock that begins another log.
-    Superblock,
-    /// A block of a transaction that is in the log.
-    Live(u32),
-}
 
 impl Work {
     /// Something is written into a log that the region does not have.
@@ -82,6 +76,32 @@ impl Work {
     /// Whether what comes into the open log is no transaction of its kernel's any more.
     pub(super) fn is_written_over(&self) -> bool {
         self.closing.as_ref().is_some_and(|closing| closing.foreign.is_some())
+    }
+
+    /// The file system was replaced while its log was open: what it had committed must never land on the new one.
+    pub(super) fn file_system_is_gone(&mut self, state: &mut State, steps: &mut Steps) {
+        let State::Held(captured) = std::mem::replace(state, State::Failed) else { return };
+        log::warn!(
+            "disk {}: the file system at byte {} was replaced while {} blocks of it were on NVM only",
+            self.name(),
+            captured.log.place.home_start,
+            captured.journal.len()
+        );
+        let put = self.put_in_place(&captured).and_then(|()| self.put_foreign_in_place(&captured));
+        if put.is_ok() {
+            // What they wrote is where everybody finds it.
+            let foreign = self.closing.take_if(|closing| closing.foreign.is_some() && !closing.is_on_its_way);
+            let waiting = self.held.drain(..).chain(foreign.map(|closing| closing.request));
+            waiting.for_each(|request| steps.release(request, Status::Ok));
+        }
+        if let Err(error) = put.and_then(|()| give_up_mark(&captured)).and_then(|()| self.bring_seen_home(&captured)) {
+            log::error!(
+                "disk {}: writing where the file system was failed: {error}; what the guest wrote there is lost",
+                self.name()
+            );
+        }
+        self.give_back(*captured, state);
+        self.forget_work(steps);
     }
 
     /// The file system is gone in the midst of everything: what the guest saw at home is a part of the disk.

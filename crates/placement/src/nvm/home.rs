@@ -4,11 +4,12 @@
 //! absorbed. Where the guest writes something else, past its own journal (ext4 does so with its superblock), that goes
 //! through, and the version stays for as long as the guest's log would bring it back.
 
-use super::captured::{Captured, Held, HomeState, Written};
+use super::captured::Captured;
 use super::errand::Errand;
 use super::inflight::Writer;
 use super::notes::Note;
 use super::report::NvmCounters;
+use super::versions::{Held, HomeState, Written};
 use super::work::Work;
 use crate::keeper::{HomeChange, HomePart, HomeRead, HomeVerdict, Steps};
 use block_route::segments;

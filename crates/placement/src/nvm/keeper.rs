@@ -7,10 +7,11 @@
 //! the area's.
 
 use super::captured::Captured;
-use super::checkpoint::Checkpoint;
+use super::checkpoint_state::Checkpoint;
+use super::closing::Foreign;
 use super::coverage::Flush;
 use super::errand::Errand;
-use super::foreign::{Foreign, last_written};
+use super::foreign::last_written;
 use super::inflight::Writer;
 use super::notes::Note;
 use super::work::Work;

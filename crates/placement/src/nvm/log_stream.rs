@@ -65,6 +65,18 @@ pub(crate) struct LogStream {
     pub looked_at: std::cell::Cell<u64>,
 }
 
+/// What a worker that died has left of a log that it followed; each as it is in [`LogStream`].
+#[derive(Debug)]
+pub(in crate::nvm) struct LeftLog {
+    pub format: Format,
+    pub tail: Tail,
+    pub cursor: Tail,
+    pub live: VecDeque<Tail>,
+    pub copies: HashMap<u32, Arc<[u8]>>,
+    pub committed_at: (u64, u32),
+    pub last: Vec<(u32, u64)>,
+}
+
 /// See [`LogStream::ahead`].
 #[derive(Debug, Default)]
 struct Ahead {
@@ -105,16 +117,16 @@ impl LogStream {
     }
 
     /// The log of which a worker that died has left this.
-    pub(in crate::nvm) fn left(noted: &super::notes::Noted, copies_max: usize) -> Self {
+    pub(in crate::nvm) fn left(left: LeftLog, copies_max: usize) -> Self {
         LogStream {
-            cursor: noted.cursor,
-            live: noted.live.clone(),
-            copies: noted.copies.clone(),
+            cursor: left.cursor,
+            live: left.live,
+            copies: left.copies,
             may_accept: true,
-            committed_at: noted.committed_at,
-            last: noted.last.iter().map(|(position, digest)| (*position, *digest)).collect(),
+            committed_at: left.committed_at,
+            last: left.last,
             remembers_last: true,
-            ..LogStream::new(noted.format, noted.tail, copies_max)
+            ..LogStream::new(left.format, left.tail, copies_max)
         }
     }
 

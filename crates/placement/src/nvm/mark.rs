@@ -11,15 +11,12 @@
 //! then storage is written and flushed; then the region is told of that, and only then do blocks leave. So a crash at any
 //! point leaves two that belong together, and two of different moments never seem to.
 
-use super::captured::Captured;
-use super::work::Work;
 use crate::mark::{MarkKind, marked};
-use crate::opening::{is_alone_in_its_page, write_mark_unflushed};
 use crate::stored::{Says, Stored};
 use jbd2::SUPERBLOCK_BYTES;
 use journal_area::Opening;
 use std::io;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// How many counts lie between the marks of two copies that are still told apart by which is the older. Further apart they are
 /// of two openings, and refused as such.
@@ -40,7 +37,7 @@ fn with_opening(superblock: &[u8], opening: &Opening) -> io::Result<Mark> {
 }
 
 /// The mark with a count that is so much higher; the same where there is no count, as an older amberlog leaves it.
-fn counted_on(mark: &Mark, by: u64) -> io::Result<Mark> {
+pub(super) fn counted_on(mark: &Mark, by: u64) -> io::Result<Mark> {
     match opening_of(mark) {
         Some(opening) => with_opening(mark, &Opening { count: opening.count + by, ..opening }),
         None => Ok(*mark),
@@ -48,7 +45,7 @@ fn counted_on(mark: &Mark, by: u64) -> io::Result<Mark> {
 }
 
 /// The mark that comes after one.
-fn next(mark: &Mark) -> io::Result<Mark> {
+pub(super) fn next(mark: &Mark) -> io::Result<Mark> {
     counted_on(mark, 2)
 }
 
@@ -145,7 +142,7 @@ pub(super) struct Marks {
 
 /// What has to be written so that the next flush makes a new mark durable.
 #[derive(Debug)]
-enum ToWrite {
+pub(super) enum ToWrite {
     /// It is written already, under this number.
     Nothing(u64),
     /// The same once more: a failed flush may have lost it.
@@ -164,7 +161,7 @@ impl Marks {
         &self.durable
     }
 
-    fn to_write(&self) -> ToWrite {
+    pub fn to_write(&self) -> ToWrite {
         match self.next {
             Some(_) if self.written > self.lost => ToWrite::Nothing(self.written),
             Some(mark) => ToWrite::Again(Box::new(mark)),
@@ -172,8 +169,18 @@ impl Marks {
         }
     }
 
+    /// The number of the last one that is known to be durable.
+    pub fn told(&self) -> u64 {
+        self.told
+    }
+
+    /// How long ago it became so.
+    pub fn age(&self) -> Duration {
+        self.at.elapsed()
+    }
+
     /// Gives the number of that.
-    fn was_written(&mut self, mark: Mark) -> u64 {
+    pub fn was_written(&mut self, mark: Mark) -> u64 {
         self.next = Some(mark);
         self.written += 1;
         self.written
@@ -196,7 +203,7 @@ impl Marks {
     }
 
     /// The mark with this number is durable. Gives it, unless that was known.
-    fn became_durable(&mut self, number: u64) -> Option<Mark> {
+    pub fn became_durable(&mut self, number: u64) -> Option<Mark> {
         if number <= self.told {
             return None;
         }
@@ -204,82 +211,6 @@ impl Marks {
         self.durable = self.next.take()?;
         self.at = Instant::now();
         Some(self.durable)
-    }
-}
-
-impl Work {
-    /// Whether the superblock on storage is the mark, and stays so.
-    fn has_mark(&self) -> bool {
-        !self.departure.is_superblock_on_its_way() && self.closing.as_ref().is_none_or(|closing| !closing.is_on_its_way)
-    }
-
-    /// Sees to it that the next mark is written, which the next flush makes durable. Gives the number of that for [`Self::end_mark`].
-    pub(super) fn begin_mark(&mut self, captured: &mut Captured) -> io::Result<u64> {
-        if !self.has_mark() || !is_alone_in_its_page(&captured.log) {
-            return Ok(captured.marks.told);
-        }
-        let mark = match captured.marks.to_write() {
-            ToWrite::Nothing(number) => return Ok(number),
-            ToWrite::Again(mark) => *mark,
-            ToWrite::Next => {
-                self.expect_mark(captured)?;
-                next(&captured.marks.durable)?
-            }
-        };
-        // Where this fails, storage may have it all the same: the region knows that.
-        write_mark_unflushed(&captured.log, &mark)?;
-        Ok(captured.marks.was_written(mark))
-    }
-
-    /// The region is told that storage has this mark or the next.
-    fn expect_mark(&self, captured: &mut Captured) -> io::Result<()> {
-        captured.owner.mark_checksum = checksum(&counted_on(&captured.marks.durable, 1)?);
-        captured.journal.set_owner(&captured.owner).map_err(io::Error::other)
-    }
-
-    /// A flush has ended that was begun after the mark with this number was written: the region is told.
-    ///
-    /// # Errors
-    /// When that fails, or another flush has failed meanwhile: nothing may leave the region.
-    pub(super) fn end_mark(&mut self, captured: &mut Captured, number: u64) -> io::Result<()> {
-        if !self.has_mark() {
-            return Ok(());
-        }
-        if captured.marks.is_lost(number) {
-            return Err(io::Error::other("a flush has failed, and the mark of the NVM region may not be on storage"));
-        }
-        if let Some(mark) = captured.marks.became_durable(number) {
-            captured.owner.mark_checksum = checksum(&mark);
-            captured.journal.set_owner(&captured.owner)?;
-        }
-        Ok(())
-    }
-
-    /// Whether the last mark is too old for blocks to leave the region under it, or to come to it: one in which there is nothing yet has
-    /// what is committed next.
-    pub(super) fn is_mark_old(&self, captured: &Captured) -> bool {
-        let mark_age = self.nvm.options.mark_age;
-        // One that cannot be written anew is as old as its log, and a flush does not change that.
-        let may_be_younger = mark_age.is_zero() || is_alone_in_its_page(&captured.log);
-        may_be_younger && captured.marks.at.elapsed() >= mark_age && self.has_mark()
-    }
-
-    /// Begins the next mark where the last one is too old. Gives a number for [`Self::end_mark`].
-    pub(super) fn begin_old_mark(&mut self, captured: &mut Captured) -> io::Result<u64> {
-        if self.is_mark_old(captured) { self.begin_mark(captured) } else { Ok(captured.marks.told) }
-    }
-
-    /// Both at once, where the last one is too old and somebody mounts: that is rare.
-    pub(super) fn renew_old_mark(&mut self, captured: &mut Captured) -> io::Result<()> {
-        if captured.journal.is_empty() || !self.is_mark_old(captured) {
-            return Ok(());
-        }
-        let number = self.begin_mark(captured)?;
-        if let Err(error) = captured.log.journal.file.sync_data() {
-            self.flush_failed(captured);
-            return Err(error);
-        }
-        self.end_mark(captured, number)
     }
 }
 

@@ -20,32 +20,41 @@
 //! Failure story: when the region or an append fails, the guest's log write fails, and its kernel aborts its journal; what
 //! was committed stays what recovery finds.
 //!
-//! The keeper of such a log is in [`keeper`]: one a log, with a region of its own.
+//! The keeper of such a log is in [`keeper`]: one a log, with a region of its own. Its machines are methods of what they share ([`work`]), a
+//! file each, and [`drive`] takes them on; what each of them knows is in a file of its own below that.
 
 mod acknowledged;
 pub(crate) mod books;
 mod captured;
 mod checkpoint;
+mod checkpoint_state;
+mod closing;
 mod commit;
+mod commit_state;
 mod condition;
 mod cost;
 mod coverage;
 mod digest;
 mod distrusted;
+mod drive;
 mod early;
+mod early_state;
 mod errand;
 mod foreign;
 mod home;
 mod inflight;
 mod keeper;
 mod leaving;
+mod leaving_state;
 pub(crate) mod log_stream;
 mod mark;
+mod marking;
 mod notes;
 mod recover;
 mod report;
 mod superblock;
 mod take_up;
+mod versions;
 mod view;
 mod work;
 

@@ -25,8 +25,8 @@
 //! are removed, which is said, and the next worker refuses to go on with the log, as it does where there are none. So are notes that a guest makes
 //! too many of at once: memory of the host's is not a guest's to fill. Where they cannot be written anew they stay, and are added to.
 
-use super::captured::HomeState;
-use super::log_stream::{Tail, digest_of};
+use super::log_stream::{LeftLog, Tail, digest_of};
+use super::versions::HomeState;
 use jbd2::{Format, Superblock};
 use nvm_journal::ATTACHMENT_BYTES;
 use own_files::{How, OwnDirectory};
@@ -764,6 +764,19 @@ impl Noted {
         // What the guest's log has passed it does not bring back.
         self.at_home.retain(|_, sequence| !jbd2::sequence::is_after(tail.sequence, *sequence));
         Ok(())
+    }
+
+    /// The log itself.
+    pub fn log(&self) -> LeftLog {
+        LeftLog {
+            format: self.format,
+            tail: self.tail,
+            cursor: self.cursor,
+            live: self.live.clone(),
+            copies: self.copies.clone(),
+            committed_at: self.committed_at,
+            last: self.last.iter().map(|(position, digest)| (*position, *digest)).collect(),
+        }
     }
 
     /// Log blocks that were taken, and may not have been answered: their digests.

@@ -1,9 +1,10 @@
 //! The journal's superblock as the guest writes it: a log is opened, goes on, or is closed.
 
 use super::captured::Captured;
+use super::closing::{Closing, Foreign};
 use super::coverage::Flush;
 use super::errand::Errand;
-use super::foreign::{Foreign, last_written};
+use super::foreign::last_written;
 use super::log_stream::{LogStream, Tail, TailMove};
 use super::mark::{self, Marks};
 use super::notes::{Identity, Note, Notes};
@@ -26,22 +27,6 @@ use std::time::Instant;
 /// Fields of a journal superblock that change as its log goes on, and mean nothing to recovery: `s_sequence`, `s_start`,
 /// `s_head` and the checksum. Offset and length.
 const PASSING_FIELDS: [(usize, usize); 3] = [(0x18, 8), (0x58, 4), (0xfc, 4)];
-
-/// A log that is being closed: its superblock waits until everything is home.
-#[derive(Debug)]
-pub(super) struct Closing {
-    pub request: RequestId,
-    /// What it writes, and where: a byte of the disk.
-    pub offset: u64,
-    pub block: Vec<u8>,
-    /// The write has been given to the disk.
-    pub is_on_its_way: bool,
-    /// Not a kernel ends it, but somebody who writes over it ([`super::foreign`]).
-    pub foreign: Option<Foreign>,
-    /// Where somebody writes over a live block: the superblock as it was written last, by the guest or by whoever that is. The rest of the log
-    /// is in its own place then, as on any disk.
-    pub left: Option<Vec<u8>>,
-}
 
 /// The superblock itself.
 fn first_bytes(block: &[u8]) -> io::Result<[u8; ATTACHMENT_BYTES]> {

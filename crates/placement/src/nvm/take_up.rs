@@ -21,13 +21,14 @@
 //! may be killed at any point of this: notes are written anew before anything is done to the log.
 
 use super::books::{RegionBooks, RegionVerdict};
-use super::captured::{AtHome, Captured, Held, HomeState};
+use super::captured::Captured;
 use super::condition::Condition;
 use super::coverage::Coverage;
 use super::log_stream::LogStream;
 use super::mark::{self, Mark, Marks};
 use super::notes::{FoundNotes, Noted, Notes, Rest};
 use super::superblock::copies_max;
+use super::versions::{AtHome, Held, HomeState};
 use super::work::Work;
 use super::{NvmDisk, Region, State};
 use crate::keeper::{TakenUp, ToSettle};
@@ -170,7 +171,7 @@ impl Work {
         if let Rest::Sequence(sequence) = rest {
             journal.set_sequence(sequence).map_err(io::Error::other)?;
         }
-        let stream = LogStream::left(&noted, copies_max(&journal));
+        let stream = LogStream::left(noted.log(), copies_max(&journal));
         let held = |(block, (sequence, home)): (&u64, &(u32, HomeState))| {
             // Whether it is durable is not known.
             let overwritten = (*home == HomeState::Other).then_some(1);

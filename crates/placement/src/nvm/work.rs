@@ -1,20 +1,20 @@
-//! What the machines of this directory share: what is on its way, and for what; which requests wait. They are one after the other in
-//! [`Work::drive`], and hear of ends in [`Work::errand_done`].
+//! What the machines of this directory share: what is on its way, and for what; which requests wait; and what each of them knows. They are
+//! driven in [`super::drive`].
 //!
 //! Everything comes from the thread of the disk, which has the log and its homes, but for what a scan or a report asks.
 
-use super::captured::{Captured, Written};
-use super::checkpoint::Checkpoints;
-use super::commit::Commit;
+use super::captured::Captured;
+use super::checkpoint_state::Checkpoints;
+use super::closing::Closing;
+use super::commit_state::Commit;
 use super::cost::AppendCost;
 use super::coverage::{Coverage, Flush};
-use super::early::Early;
+use super::early_state::Early;
 use super::errand::Errand;
-use super::foreign::give_up_mark;
 use super::inflight::InFlight;
-use super::leaving::Departure;
+use super::leaving_state::Departure;
 use super::report::NvmCounters;
-use super::superblock::Closing;
+use super::versions::Written;
 use super::{NvmDisk, State};
 use crate::disk::{Disk, DiskCounters};
 use crate::keeper::{Side, Step, Steps, Task};
@@ -190,32 +190,6 @@ impl Work {
         }
     }
 
-    /// The file system was replaced while its log was open: what it had committed must never land on the new one.
-    pub(super) fn file_system_is_gone(&mut self, state: &mut State, steps: &mut Steps) {
-        let State::Held(captured) = std::mem::replace(state, State::Failed) else { return };
-        log::warn!(
-            "disk {}: the file system at byte {} was replaced while {} blocks of it were on NVM only",
-            self.name(),
-            captured.log.place.home_start,
-            captured.journal.len()
-        );
-        let put = self.put_in_place(&captured).and_then(|()| self.put_foreign_in_place(&captured));
-        if put.is_ok() {
-            // What they wrote is where everybody finds it.
-            let foreign = self.closing.take_if(|closing| closing.foreign.is_some() && !closing.is_on_its_way);
-            let waiting = self.held.drain(..).chain(foreign.map(|closing| closing.request));
-            waiting.for_each(|request| steps.release(request, Status::Ok));
-        }
-        if let Err(error) = put.and_then(|()| give_up_mark(&captured)).and_then(|()| self.bring_seen_home(&captured)) {
-            log::error!(
-                "disk {}: writing where the file system was failed: {error}; what the guest wrote there is lost",
-                self.name()
-            );
-        }
-        self.give_back(*captured, state);
-        self.forget_work(steps);
-    }
-
     /// Another guest begins; no request and no operation of ours is under way.
     pub(super) fn begin_anew(&mut self) {
         let slot = self.slot;
@@ -273,79 +247,6 @@ impl Work {
     pub(super) fn ask_again(&mut self, steps: &mut Steps) {
         if std::mem::take(&mut self.is_waited_for) {
             steps.push(Side::Home, Step::Retry);
-        }
-    }
-
-    /// Takes everything that waits one step on.
-    pub(super) fn drive(&mut self, state: &mut State, steps: &mut Steps) {
-        if let State::Held(captured) = state {
-            self.begin_commit(captured, steps);
-            self.drive_checkpoint(captured, steps);
-        }
-        // First: if it does not leave after all, what waited for it goes on.
-        self.drive_leaving(state, steps);
-        self.advance(state, steps);
-        self.drive_space(state, steps);
-        self.drive_closing(state, steps);
-        self.drive_distrusted(state, steps);
-    }
-
-    pub(super) fn errand_done(
-        &mut self,
-        state: &mut State,
-        number: u64,
-        errand: Errand,
-        is_ok: bool,
-        steps: &mut Steps,
-    ) {
-        if errand.wrote() {
-            self.in_flight.end(number);
-            // A guest's flush asks for what the guest has written. Ours are flushed by whoever needs them on the disk.
-            if !matches!(errand, Errand::Append | Errand::EarlyAppend(_) | Errand::Checkpoint(_)) {
-                self.home.set_dirty();
-            }
-        }
-        self.coverage.ends(Flush::Ours(number), is_ok);
-        match &errand {
-            Errand::LeavingLog(attempt) => return self.leaving_log_done(state, *attempt, is_ok, steps),
-            Errand::LeavingFlush(attempt) => return self.leaving_flush_done(state, Some(*attempt), is_ok, steps),
-            Errand::LeavingSuperblock => return self.leaving_superblock_written(state, is_ok, steps),
-            Errand::LeavingLastFlush => return self.leaving_flush_done(state, None, is_ok, steps),
-            Errand::LeavingRest => return self.leaving_rest_done(is_ok, steps),
-            Errand::Closed => return self.closed(state, is_ok, steps),
-            _ => {}
-        }
-        let captured = match state {
-            State::Held(captured) => Some(&mut **captured),
-            State::Idle(_) | State::Failed => None,
-        };
-        let status = if is_ok { Status::Ok } else { Status::IoError };
-        match (errand, captured) {
-            (Errand::Through { request, blocks, same, is_held }, Some(captured)) => {
-                self.through_done(captured, (request, blocks, is_held), same, is_ok, steps);
-            }
-            (
-                Errand::Through { request, is_held: true, .. }
-                | Errand::LateFlush { request, .. }
-                | Errand::TailFlush { request, .. },
-                None,
-            ) => steps.release(request, status),
-            (Errand::LateFlush { request, late, mark }, Some(captured)) => {
-                self.late_flushed(captured, request, (late, mark), is_ok, steps);
-            }
-            (Errand::TailFlush { request, passed, mark, before }, Some(captured)) => {
-                self.tail_flushed(captured, request, (passed, mark, before), is_ok, steps);
-            }
-            (Errand::Append, Some(captured)) => self.append_done(captured, is_ok, steps),
-            (Errand::EarlyAppend(generation), captured) => {
-                self.early_append_done(captured, generation, is_ok, steps);
-            }
-            (Errand::CommitFlush(mark), Some(captured)) => self.commit_flushed(captured, mark, is_ok, steps),
-            (Errand::Checkpoint(versions), Some(captured)) => self.run_done(captured, versions, is_ok, steps),
-            (Errand::CheckpointFlush(mark), Some(captured)) => {
-                self.checkpoint_flushed(captured, mark, is_ok, steps);
-            }
-            _ => {}
         }
     }
 }
