@@ -536,15 +536,22 @@ impl BlockingClient {
 mod tests {
     use super::*;
     use crate::message::Block;
+    use crate::standstill::unless_it_stood_still;
     use std::io::{Read, Write};
     use std::net::TcpListener;
 
     const NOW_AND_THEN: Duration = Duration::from_millis(20);
+    /// Far more often than that something is said, now and then.
+    const TIMEOUT: Duration = Duration::from_secs(2);
+
+    fn is_timed_out(error: &ClientError) -> bool {
+        matches!(error, ClientError::Link(LinkError::TimedOut(_)))
+    }
 
     fn client(
         timeout: Duration,
         then: impl FnOnce(&mut dyn FnMut(Message) -> bool) + Send + 'static,
-    ) -> BlockingClient {
+    ) -> Result<BlockingClient, String> {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let address = listener.local_addr().expect("its address").to_string();
         std::thread::spawn(move || {
@@ -564,7 +571,10 @@ mod tests {
             questions.join().expect("no panic");
         });
         let security = ClientSecurity { insecure: true, ..ClientSecurity::default() };
-        BlockingClient::connect(&ClientOptions { address, security, timeout }).expect("connects")
+        BlockingClient::connect(&ClientOptions { address, security, timeout }).map_err(|error| {
+            assert!(is_timed_out(&error), "{error}");
+            error.to_string()
+        })
     }
 
     fn status(tail: u64, last: u64, batches: u64, bytes: u64) -> JournalStatus {
@@ -591,16 +601,19 @@ mod tests {
 
     #[test]
     fn signs_of_life_are_no_answer() {
-        let mut client = client(10 * NOW_AND_THEN, |say| {
-            for _ in 0..1000 {
-                std::thread::sleep(NOW_AND_THEN);
-                if !say(Message::Pong) {
-                    return;
+        unless_it_stood_still(TIMEOUT / 2, || {
+            let mut client = client(TIMEOUT, |say| {
+                for _ in 0..1000 {
+                    std::thread::sleep(NOW_AND_THEN);
+                    if !say(Message::Pong) {
+                        return;
+                    }
                 }
-            }
-            say(Message::Journals(Vec::new()));
+                say(Message::Journals(Vec::new()));
+            })?;
+            assert!(client.list().is_err_and(|error| is_timed_out(&error)));
+            Ok(())
         });
-        assert!(matches!(client.list(), Err(ClientError::Link(LinkError::TimedOut(_)))));
     }
 
     #[test]
@@ -613,7 +626,8 @@ mod tests {
                     sequence += 1;
                 }
                 say(Message::Done);
-            });
+            })
+            .expect("connects");
             let error = client.fetch(&status(1, last, 3, 100), 10).expect_err("more than there are");
             assert!(error.is_damage() && error.to_string().contains("more batches come"), "{error}");
         }
@@ -621,20 +635,27 @@ mod tests {
         let mut end = client(Duration::from_secs(60), |say| {
             say(batch(u64::MAX));
             say(Message::Done);
-        });
+        })
+        .expect("connects");
         let error = end.fetch(&status(u64::MAX, u64::MAX, 1, 100), 10).expect_err("no number follows");
         assert!(error.is_damage(), "{error}");
         // A batch now and then, of a log of many.
-        let mut slow = client(10 * NOW_AND_THEN, |say| {
-            for sequence in 1..=1000 {
-                std::thread::sleep(NOW_AND_THEN);
-                if !say(batch(sequence)) {
-                    return;
+        unless_it_stood_still(TIMEOUT / 2, || {
+            let mut slow = client(TIMEOUT, |say| {
+                for sequence in 1..=1000 {
+                    std::thread::sleep(NOW_AND_THEN);
+                    if !say(batch(sequence)) {
+                        return;
+                    }
                 }
+                say(Message::Done);
+            })?;
+            let error = slow.fetch(&status(1, 1000, 1000, 100), 10).expect_err("it takes too long");
+            if is_timed_out(&error) {
+                return Err(error.to_string());
             }
-            say(Message::Done);
+            assert!(error.is_passing() && error.to_string().contains("has not come to an end"), "{error}");
+            Ok(())
         });
-        let error = slow.fetch(&status(1, 1000, 1000, 100), 10).expect_err("it takes too long");
-        assert!(error.is_passing() && error.to_string().contains("has not come to an end"), "{error}");
     }
 }

@@ -22,6 +22,9 @@ mod link;
 pub mod message;
 pub mod security;
 pub mod server;
+#[cfg(test)]
+#[path = "../tests/standstill/mod.rs"]
+mod standstill;
 pub mod store;
 
 pub use client::{BlockingClient, Client, ClientError, ClientOptions, FetchedLog};

@@ -1,7 +1,7 @@
 //! The simulated guest, by jbd2's rules: it waits for what it has to wait for, and flushes when it has to.
 
 use super::life::Life;
-use super::world::{BLOCK, Observed, World};
+use super::world::{BLOCK, Observed, PATIENCE, TIMEOUT, World};
 use crate::remote::state::Mode;
 use crate::remote::state::Outcome;
 use crate::remote::tests::Random;
@@ -72,16 +72,27 @@ pub struct Guest {
 impl Guest {
     /// A guest that has just mounted the file system.
     pub fn new(seed: u64, crash_one_in: u32) -> Self {
-        Self::with(seed, crash_one_in, false)
+        Self::with(seed, crash_one_in, false, TIMEOUT)
     }
 
-    /// The same, with `journal_async_commit`.
+    /// The same, whose log does not leave a server that says nothing for a while: for what is done with a log on the server, and would
+    /// find it on storage where the machine stands still.
+    pub fn patient(seed: u64, crash_one_in: u32) -> Self {
+        Self::with_timeout(seed, crash_one_in, PATIENCE)
+    }
+
+    /// The same, whose log leaves a server that says nothing for so long.
+    pub fn with_timeout(seed: u64, crash_one_in: u32, timeout: Duration) -> Self {
+        Self::with(seed, crash_one_in, false, timeout)
+    }
+
+    /// As [`Guest::new`], with `journal_async_commit`.
     pub fn with_async_commits(seed: u64, crash_one_in: u32) -> Self {
-        Self::with(seed, crash_one_in, true)
+        Self::with(seed, crash_one_in, true, TIMEOUT)
     }
 
-    fn with(seed: u64, crash_one_in: u32, is_async: bool) -> Self {
-        let world = World::new(seed, crash_one_in, is_async);
+    fn with(seed: u64, crash_one_in: u32, is_async: bool, timeout: Duration) -> Self {
+        let world = World::new(seed, crash_one_in, is_async, timeout);
         let mut random = Random(seed);
         let (superblock, format) = {
             let known = world.known.lock().expect("no panic under this lock");
@@ -127,7 +138,7 @@ impl Guest {
     fn worker(world: &Arc<World>, life: &Arc<Life>, number: u32, goes_on: bool) -> io::Result<RemoteLog> {
         let back_off = BackOff { min: Duration::from_millis(2), max: Duration::from_millis(20) };
         let medium = Arc::new(Observed { world: Arc::downgrade(world), life: Arc::clone(life) });
-        let options = world.options(world.network.address);
+        let options = world.guest_options();
         let file = std::fs::OpenOptions::new()
             .read(true)
             .write(true)

@@ -20,7 +20,7 @@ fn set_crashes(guest: &Guest, one_in: u32) {
 #[test]
 fn a_worker_that_is_killed_on_the_server_is_gone_on_with() {
     for seed in 0..6 {
-        let mut guest = Guest::new(2000 + seed, 6);
+        let mut guest = Guest::patient(2000 + seed, 6);
         guest.wait_until_remote(true);
         for _ in 0..3 {
             guest.commit();

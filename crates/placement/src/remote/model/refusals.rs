@@ -2,7 +2,7 @@
 
 use super::guest::Guest;
 use super::network::{Network, Weather};
-use super::world::{BLOCK, World};
+use super::world::{BLOCK, PATIENCE, TIMEOUT, World, client_options};
 use crate::remote::state::Outcome;
 use crate::remote::{MarkFound, RemoteMark, RemoteOptions, recover_remote_image};
 use crate::stored::{Says, Stored};
@@ -38,7 +38,7 @@ fn refusal(image: &[u8], path: &Path, options: &RemoteOptions) -> String {
 
 /// A guest that has some transactions on the server, and what a crash would leave now.
 fn shipped(seed: u64) -> (Guest, Vec<u8>) {
-    let mut guest = Guest::new(seed, 0);
+    let mut guest = Guest::patient(seed, 0);
     guest.wait_until_remote(true);
     for _ in 0..6 {
         guest.commit();
@@ -58,7 +58,7 @@ fn what_is_not_the_images_live_log_is_refused() {
 
     // The mark: damaged, of somebody who knew nothing of it, of another log.
     let server = world.serve_copy();
-    let options = world.options(server.address());
+    let options = client_options(server.address(), PATIENCE);
     let with = |change: &dyn Fn(&mut Vec<u8>)| {
         let mut changed = image.clone();
         change(&mut changed);
@@ -104,7 +104,7 @@ fn what_is_not_the_images_live_log_is_refused() {
     for (from, to) in world.damages() {
         let Some(server) = world.serve_damaged(from, to) else { continue };
         std::fs::write(&path, &image).expect("written");
-        let options = world.options(server.address());
+        let options = client_options(server.address(), PATIENCE);
         let result = recover_remote_image(&path, None, &options, false, false);
         let after = std::fs::read(&path).expect("read");
         match result {
@@ -122,7 +122,7 @@ fn what_is_not_the_images_live_log_is_refused() {
     guest.commit();
     guest.wait_until_remote(true);
     let server = world.serve_copy();
-    let reason = refusal(&image, &path, &world.options(server.address()));
+    let reason = refusal(&image, &path, &client_options(server.address(), PATIENCE));
     assert!(reason.contains("an older copy"), "{reason}");
 }
 
@@ -139,7 +139,7 @@ fn a_wrong_secret_says_nothing_of_the_log_and_another_tenants_journal_is_not_the
     let secrets = write("secrets", "anonymous 0123456789abcdef\nbob abcdefghijklmnop\n");
     let server: Server = guest.world.serve_copy_with(|options| options.secrets = Some(secrets.clone()));
     let as_who = |file: std::path::PathBuf| {
-        let mut options = guest.world.options(server.address());
+        let mut options = client_options(server.address(), PATIENCE);
         options.client.security.secret = Some(file);
         options
     };
@@ -169,7 +169,8 @@ fn a_network_that_fails_while_a_log_is_fetched_changes_nothing() {
     let server = guest.world.serve_copy();
     let network = Network::new();
     network.lead_to(Some(server.address()));
-    let options = guest.world.options(network.address);
+    // Short, so that what is swallowed is soon given up.
+    let options = client_options(network.address, TIMEOUT);
     let fails = |what: &str| {
         std::fs::write(&path, &image).expect("written");
         let result = recover_remote_image(&path, None, &options, false, false);
@@ -201,6 +202,7 @@ fn a_network_that_fails_while_a_log_is_fetched_changes_nothing() {
     let server = guest.world.serve_copy();
     network.lead_to(Some(server.address()));
     network.set(Weather::Good);
+    let options = client_options(network.address, PATIENCE);
     let recovered = recover_remote_image(&path, None, &options, false, false).expect("recovered");
     assert!(recovered[0].report.transactions > 0, "{recovered:?}");
 }
@@ -212,7 +214,7 @@ fn a_start_of_a_copy_does_not_fence_off_the_guest_that_is_there() {
     let path = directory.path().join("image");
     let (mut guest, image) = shipped(304);
     std::fs::write(&path, &image).expect("written");
-    let options = guest.world.options(guest.world.network.address);
+    let options = client_options(guest.world.network.address, PATIENCE);
     let start = || recover_remote_image(&path, None, &options, false, true);
     let error = start().expect_err("somebody writes to it");
     assert!(matches!(error, Error::Failed { .. }), "{error}");
@@ -232,7 +234,7 @@ fn who_is_fenced_off_writes_nothing_any_more() {
     let path = directory.path().join("image");
     let (guest, image) = shipped(302);
     std::fs::write(&path, &image).expect("written");
-    let options = guest.world.options(guest.world.network.address);
+    let options = client_options(guest.world.network.address, PATIENCE);
     let recovered = recover_remote_image(&path, None, &options, false, false).expect("recovered");
     assert!(recovered[0].report.transactions > 0, "{recovered:?}");
     let mut commit = vec![0; BLOCK];
@@ -264,7 +266,7 @@ fn who_reads_a_journal_that_is_written_to_disturbs_nobody() {
     let path = directory.path().join("image");
     let (mut guest, _) = shipped(304);
     let world = std::sync::Arc::clone(&guest.world);
-    let options = world.options(world.network.address);
+    let options = client_options(world.network.address, PATIENCE);
     let is_over = std::sync::atomic::AtomicBool::new(false);
     let read = std::thread::scope(|scope| {
         let reader = scope.spawn(|| {
@@ -324,7 +326,7 @@ fn a_log_that_was_found_out_is_brought_to_its_place_and_not_replayed() {
         assert!(says.is_distrusted, "{says:?}");
         assert!(has_come_back || matches!(says.says, Says::Remote(_)), "{says:?}");
         let server = world.serve_copy();
-        let options = world.options(server.address());
+        let options = client_options(server.address(), PATIENCE);
         for dry_run in [true, false] {
             std::fs::write(&path, &image).expect("written");
             let recovered = recover_remote_image(&path, None, &options, dry_run, false).expect("recovered");
@@ -362,7 +364,7 @@ fn a_server_that_was_put_back_from_an_older_state_is_refused() {
     }
     let image = world.image_now();
     assert!(mark_of(&world, &image) == mark_of(&world, &before), "it is the same log");
-    let reason = refusal(&image, &path, &world.options(older.address()));
+    let reason = refusal(&image, &path, &client_options(older.address(), PATIENCE));
     assert!(reason.contains("put back from a snapshot or a backup"), "{reason}");
     drop(older);
     // With what it has now, and of an amberlog that did not say what was acknowledged.
@@ -372,7 +374,7 @@ fn a_server_that_was_put_back_from_an_older_state_is_refused() {
     let server = world.serve_copy();
     for image in [image, unsaid] {
         std::fs::write(&path, image).expect("written");
-        let recovered = recover_remote_image(&path, None, &world.options(server.address()), true, false);
+        let recovered = recover_remote_image(&path, None, &client_options(server.address(), PATIENCE), true, false);
         assert_eq!(recovered.expect("it is the log").len(), 1);
     }
     guest.end();

@@ -61,6 +61,11 @@ pub(super) fn small(mut superblock: Vec<u8>) -> Vec<u8> {
     superblock
 }
 
+/// After which a guest's log gives its server up.
+pub const TIMEOUT: Duration = Duration::from_millis(500);
+/// So long whoever is not to give a server up waits for it, also on a machine that stands still for some seconds.
+pub const PATIENCE: Duration = Duration::from_secs(20);
+
 /// A client for the server behind this address.
 pub(super) fn client_options(address: std::net::SocketAddr, timeout: Duration) -> RemoteOptions {
     let security = ClientSecurity { insecure: true, ..ClientSecurity::default() };
@@ -108,6 +113,8 @@ pub struct World {
     pub network: Network,
     pub place: FoundLogPlace,
     pub vm_disk: Arc<VmDisk>,
+    /// After which the guest's log gives the server up.
+    pub timeout: Duration,
     pub crashes: AtomicU64,
     pub steps: AtomicU64,
     /// A crash was judged badly: the thread that found it may not be the test's.
@@ -174,7 +181,7 @@ impl Known {
 }
 
 impl World {
-    pub fn new(seed: u64, crash_one_in: u32, is_async: bool) -> Arc<Self> {
+    pub fn new(seed: u64, crash_one_in: u32, is_async: bool, timeout: Duration) -> Arc<Self> {
         let image = image();
         let directory = tempfile::tempdir_in("/dev/shm").expect("tmpfs");
         let path = directory.path().join("image");
@@ -207,6 +214,7 @@ impl World {
             network: Network::new(),
             place,
             vm_disk,
+            timeout,
             crashes: AtomicU64::new(0),
             steps: AtomicU64::new(0),
             has_failed: AtomicBool::new(false),
@@ -218,9 +226,9 @@ impl World {
         Arc::new(world)
     }
 
-    /// A client for the server behind this address.
-    pub fn options(&self, address: std::net::SocketAddr) -> RemoteOptions {
-        client_options(address, Duration::from_millis(500))
+    /// The guest's client for the server behind this address.
+    pub fn guest_options(&self) -> RemoteOptions {
+        client_options(self.network.address, self.timeout)
     }
 
     /// Starts the server, with room for so much.
@@ -343,7 +351,7 @@ impl World {
         let path: PathBuf = self.directory.path().join("survived");
         std::fs::write(&path, &survived).expect("written");
         let server = serve(medium, BOUNDS);
-        let options = self.options(server.address());
+        let options = client_options(server.address(), PATIENCE);
         let recovered = recover_remote_image(&path, None, &options, false, false).expect("it can be recovered");
         if recovered.iter().any(|one| one.report.status == recovery::Status::Materialised) {
             // What is not trusted is left to the guest's kernel, which replays it: its file system says so while it is mounted.
