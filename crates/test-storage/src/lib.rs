@@ -28,6 +28,8 @@ const NAME: &str = "image";
 const IMAGE: INodeNo = INodeNo(2);
 /// Threads that answer the kernel: a flush that waits must not keep reads from being answered.
 const THREADS: usize = 4;
+/// A flush that takes its time looks so often whether that is still wanted.
+const LOOK: Duration = Duration::from_millis(10);
 
 /// What was at an offset before it was written to.
 type Before = (u64, Vec<u8>);
@@ -148,7 +150,7 @@ impl TestStorage {
         self.mounted_at.path().join(NAME)
     }
 
-    /// How long every flush takes from now on, in µs, at least.
+    /// How long every flush takes from now on, in µs, at least; one that is under way, too.
     pub fn set_flush_us(&self, flush_us: u64) {
         self.controls.flush_us.store(flush_us, Ordering::SeqCst);
     }
@@ -459,7 +461,15 @@ impl Filesystem for Image {
         if let Some(before) = &mut *self.controls.before.lock().expect("no panic under this lock") {
             before.drain(..covered.min(before.len()));
         }
-        std::thread::sleep(Duration::from_micros(self.controls.flush_us.load(Ordering::SeqCst)));
+        let begun = Instant::now();
+        loop {
+            let wanted = Duration::from_micros(self.controls.flush_us.load(Ordering::SeqCst));
+            let left = wanted.saturating_sub(begun.elapsed());
+            if left.is_zero() {
+                break;
+            }
+            std::thread::sleep(left.min(LOOK));
+        }
         match flushed {
             Ok(()) => reply.ok(),
             Err(error) => reply.error(error.into()),
