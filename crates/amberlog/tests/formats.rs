@@ -188,14 +188,15 @@ fn a_served_image_can_be_looked_at_and_not_be_written() {
         .args(["--blockdev", &format!("driver=file,node-name=f,filename={shown}")])
         .arg("--nbd-server")
         .arg(format!("addr.type=unix,addr.path={}", directory.path().join("nbd").display()))
-        .args(["--export", "type=nbd,id=e,node-name=f,writable=on"])
+        .args(["--export", "type=nbd,id=e,node-name=f,writable=on", "--pidfile"])
+        .arg(directory.path().join("pid"))
         .spawn()
         .expect("qemu-storage-daemon is needed");
-    while !directory.path().join("nbd").exists() {
+    // Written when all of that is set up, the export's lock too.
+    while !std::fs::read(directory.path().join("pid")).is_ok_and(|pid| pid.ends_with(b"\n")) {
         assert!(std::time::Instant::now() < deadline + std::time::Duration::from_secs(60), "no storage daemon");
         std::thread::sleep(std::time::Duration::from_millis(20));
     }
-    std::thread::sleep(std::time::Duration::from_millis(300));
     let (refused, recovered) = (run(shm.path(), shown), amberlog(&["recover", "--disk", shown]));
     other.kill().expect("killed");
     other.wait().expect("gone");

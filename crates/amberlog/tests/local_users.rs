@@ -215,7 +215,7 @@ fn outputs_and_sockets_are_nobody_elses() {
     expect(&format!("{run} | grep -v made | grep -v ' 600$' ; [ $? = 1 ]"), 0, "");
     let serve = "printf 'run = \"/run/x\"\\n[[vm]]\\nname = \"a\"\\ndisks = [\"/dev/shm/images/a.img\"]\\n' > c.toml
         umask 0; $AMBERLOG serve --config c.toml & PID=$!
-        for i in $(seq 300); do [ -S /run/x/a/disk0.sock ] && break; sleep 0.1; done; sleep 0.3
+        for i in $(seq 300); do $AMBERLOG status --run /run/x 2>/dev/null | grep waiting && break; sleep 0.1; done
         stat -c '%a %n' /run/x /run/x/control.sock /run/x/a /run/x/a/*.sock /dev/shm/amberlog-0/vm-*/*
         nobody \"$AMBERLOG status --run /run/x\" && exit 97
         kill $PID; wait $PID";

@@ -44,6 +44,8 @@ pub struct DeviceConfig {
     /// How long stopping waits for requests that storage does not answer. A VMM that wants its rings back waits until it has, and after
     /// this time that is said ([`Observer::stands_still`]).
     pub drain_timeout: Duration,
+    /// How much longer stopping waits for the device's own threads, which no storage holds up.
+    pub stop_margin: Duration,
     /// Up to how long the worker polls before it sleeps, while that pays; zero: never.
     pub polling_max: Duration,
     /// What the device's threads may still ask the kernel for, once they are made; `None`: anything.
@@ -72,6 +74,7 @@ impl DeviceConfig {
             write_cache: true,
             gate: None,
             drain_timeout: Duration::from_secs(30),
+            stop_margin: Duration::from_secs(2),
             polling_max: Duration::from_micros(32),
             sandbox: None,
             throttle: None,

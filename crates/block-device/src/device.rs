@@ -19,7 +19,8 @@ use std::time::{Duration, Instant};
 /// A running device. Dropping it stops it.
 pub struct Device<R: Route + ?Sized + 'static> {
     handle: DeviceHandle<R>,
-    drain_timeout: Duration,
+    /// How long stopping waits for each of its threads.
+    stop_patience: Duration,
     threads: Option<Threads<R>>,
 }
 
@@ -272,7 +273,8 @@ impl<R: Route + ?Sized + 'static> Device<R> {
         let mut begun = Vec::new();
         let mailboxes: Vec<_> = others.iter().map(|(_, _, _, mailbox, ..)| mailbox.clone()).collect();
         for (config, observer, counters, mailbox, control, is_ready, worker_ended) in others {
-            let DeviceConfig { name, image, drain_timeout, .. } = config.clone();
+            let DeviceConfig { name, image, drain_timeout, stop_margin, .. } = config.clone();
+            let stop_patience = drain_timeout + stop_margin;
             let channel = Arc::new(Mutex::new(None));
             let _entered = log_context::enter(log_context::Context::current().with_disk(&name));
             let (ended, control_ended) = sync_channel(1);
@@ -303,7 +305,7 @@ impl<R: Route + ?Sized + 'static> Device<R> {
             let handle = DeviceHandle { name: name.into(), mailbox, image, counters, channel };
             let worker_thread = Arc::clone(&worker_thread);
             let threads = Threads { control, control_thread, control_ended, worker_thread, ended: worker_ended };
-            begun.push(Starting { device: Device { handle, drain_timeout, threads: Some(threads) }, is_ready, open });
+            begun.push(Starting { device: Device { handle, stop_patience, threads: Some(threads) }, is_ready, open });
         }
         Ok(begun)
     }
@@ -314,7 +316,7 @@ impl<R: Route + ?Sized + 'static> Device<R> {
     }
 
     /// Lets what is in flight end, drops the connection, and gives the route back. [`Route::stopped`] has been called
-    /// if [`Route::started`] was. Takes at most twice [`DeviceConfig::drain_timeout`] and a few seconds.
+    /// if [`Route::started`] was. Takes at most twice [`DeviceConfig::drain_timeout`] with [`DeviceConfig::stop_margin`].
     ///
     /// # Errors
     /// [`Error::StopTimedOut`] when the route or the observer hangs in a call; the threads are then left behind, and end when that
@@ -329,7 +331,7 @@ impl<R: Route + ?Sized + 'static> Device<R> {
         let name = self.handle.name.to_string();
         let Some(threads) = self.threads.take() else { return Err(Error::Stopped { name }) };
         let begun = Instant::now();
-        let patience = self.drain_timeout + Duration::from_secs(2);
+        let patience = self.stop_patience;
         let timed_out = |_: RecvTimeoutError| Error::StopTimedOut { name: name.clone(), waited: begun.elapsed() };
         threads.control.stop();
         let control_ended = threads.control_ended.recv_timeout(patience);

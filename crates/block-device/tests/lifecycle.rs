@@ -218,7 +218,8 @@ fn a_device_that_died_does_its_requests_again_in_order() {
     });
     let begun = Instant::now();
     let route = first.stop().expect("stops though requests are held");
-    assert!(begun.elapsed() < Duration::from_secs(5));
+    // It waits for its storage's time, and not for what is never answered.
+    assert!(begun.elapsed() < Duration::from_secs(20));
     assert_eq!(route.held.len(), 6);
     assert_eq!(disk.in_flight(), 6, "what was held is not answered");
 

@@ -22,6 +22,9 @@ fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
+/// A disk that nobody holds up has done what it was asked for by then.
+const SOON: Duration = Duration::from_secs(2);
+
 struct Rig {
     places: Vec<Place>,
     devices: Vec<Device<NotingRoute>>,
@@ -36,7 +39,7 @@ fn rig(count: usize) -> Rig {
 fn rig_with(places: Vec<Place>, change: impl Fn(usize, &mut DeviceConfig, &mut NotingRoute)) -> Rig {
     let beginning = |(index, place): (usize, &Place)| {
         let mut config = DeviceConfig::new("test-disk", place.socket(), open(&place.image(), CacheMode::Auto));
-        config.drain_timeout = Duration::from_secs(5);
+        (config.drain_timeout, config.stop_margin) = (Duration::from_secs(5), common::STOP_MARGIN);
         let mut route = NotingRoute::default();
         change(index, &mut config, &mut route);
         DeviceParts { config, route: Box::new(route), observer: Arc::new(()) }
@@ -46,15 +49,18 @@ fn rig_with(places: Vec<Place>, change: impl Fn(usize, &mut DeviceConfig, &mut N
     Rig { places, devices }
 }
 
-/// A disk does some of everything, soon, and often enough that its thread sleeps in between.
+/// A disk does some of everything, soon, and often enough that its thread sleeps in between. Who waits for its neighbour does so in every
+/// round; storage that takes its time, or a machine that stands still, is met in one.
 fn goes_on(disk: &mut TestDisk, beside: &str) {
+    let mut late = Vec::new();
     for round in 0..20u64 {
         let begun = Instant::now();
         let bytes = pattern(round * 4096, 4096, round);
         assert_eq!(disk.write(round * 8, &bytes).unwrap(), STATUS_OK, "beside {beside}");
         assert_eq!(disk.flush().unwrap(), STATUS_OK, "beside {beside}");
         assert_eq!(disk.read(round * 8, 4096).unwrap(), (STATUS_OK, bytes), "beside {beside}");
-        assert!(begun.elapsed() < Duration::from_secs(2), "beside {beside}: {:?}", begun.elapsed());
+        late.extend(Some(begun.elapsed()).filter(|taken| *taken >= SOON));
+        assert!(late.len() <= 2, "beside {beside}: {late:?}");
         std::thread::sleep(Duration::from_millis(round % 3));
     }
 }
@@ -270,11 +276,13 @@ fn disks_that_share_a_throttle_take_of_it_by_turns() {
         };
         std::thread::sleep(Duration::from_millis(300));
         let mut other = disk(&rig.places[1 - greedy], FrontEndOptions::default());
+        let mut late = Vec::new();
         for round in 0..10u64 {
             let begun = Instant::now();
             assert_eq!(other.write(round * 8, &pattern(0, 4096, round)).unwrap(), STATUS_OK);
-            // It has a hundred in a second, and half of them are its own.
-            assert!(begun.elapsed() < Duration::from_secs(2), "{:?} beside disk {greedy}", begun.elapsed());
+            // It has a hundred in a second, and half of them are its own. Once the machine may stand still.
+            late.extend(Some(begun.elapsed()).filter(|taken| *taken >= SOON));
+            assert!(late.len() <= 1, "{late:?} beside disk {greedy}");
         }
         is_over.store(true, Ordering::SeqCst);
         assert!(asking.join().unwrap() > 0);
@@ -352,7 +360,7 @@ fn a_disk_that_waits_for_another_in_vain_fails_alone() {
     let journal = Journal::default();
     let beginning = |(index, place): (usize, &Place)| {
         let mut config = DeviceConfig::new("test-disk", place.socket(), open(&place.image(), CacheMode::Auto));
-        config.drain_timeout = Duration::from_millis(1500);
+        (config.drain_timeout, config.stop_margin) = (Duration::from_millis(1500), common::STOP_MARGIN);
         let mut route = NotingRoute::default();
         route.refuse_start = index == 0;
         DeviceParts { config, route: Box::new(Vain(route)), observer: Arc::new(journal.clone()) }

@@ -1,7 +1,7 @@
 //! A small client of QEMU's machine protocol (QMP), in the session that QEMU opened to us.
 //!
-//! Failure story: a refused command is an error with QEMU's own words; no answer within ten
-//! seconds is an error too. Events are skipped.
+//! Failure story: a refused command is an error with QEMU's own words; no answer within half a
+//! minute is an error too. Events are skipped.
 
 use crate::error::{Error, Result};
 use serde_json::{Value, json};
@@ -9,7 +9,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::{Duration, Instant};
 
-const ANSWER: Duration = Duration::from_secs(10);
+const ANSWER: Duration = Duration::from_secs(30);
 const LINE_BYTES_MAX: u64 = 1 << 20;
 
 /// A QMP session past its greeting.

@@ -23,7 +23,7 @@ use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use tracing_mutex::stdsync::Mutex;
 
@@ -45,6 +45,8 @@ pub(crate) const PIECES_DESCRIBED_MAX: usize = 1 << 15;
 const RESERVE_BYTES_MIN: u64 = 16 << 10;
 /// How long a worker may live after its supervisor.
 const A_MOMENT: Duration = Duration::from_secs(1);
+/// A lock is asked for anew after this, and no more than twice of it counts: on a machine that stands still that worker does not end either.
+const PAUSE: Duration = Duration::from_millis(5);
 const VMMS_BYTES_MAX: u64 = 64 << 10;
 /// More processes than these are not noted for one VM.
 const VMMS_MAX: usize = 64;
@@ -179,12 +181,21 @@ pub(crate) fn image_key(path: &Path) -> io::Result<String> {
 /// Locks a directory. A worker whose supervisor was killed lives a moment longer: so whoever meets a lock waits for that long, but once
 /// only, since most that is locked stays so.
 fn try_lock(lock: &File) -> rustix::io::Result<()> {
-    static FIRST_MET: OnceLock<Instant> = OnceLock::new();
+    static WAITED_US: AtomicU64 = AtomicU64::new(0);
+    let waits = || {
+        let waited = Duration::from_micros(WAITED_US.load(Ordering::Relaxed));
+        let began = Instant::now();
+        if waited < A_MOMENT {
+            std::thread::sleep(PAUSE);
+            // Of several that wait at once none takes the others' moment.
+            let now = waited + began.elapsed().min(2 * PAUSE);
+            WAITED_US.fetch_max(now.as_micros() as u64, Ordering::Relaxed);
+        }
+        waited < A_MOMENT
+    };
     loop {
         match rustix::fs::flock(lock, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
-            Err(rustix::io::Errno::WOULDBLOCK) if FIRST_MET.get_or_init(Instant::now).elapsed() < A_MOMENT => {
-                std::thread::sleep(Duration::from_millis(5));
-            }
+            Err(rustix::io::Errno::WOULDBLOCK) if waits() => {}
             other => return other,
         }
     }

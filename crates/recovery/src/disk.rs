@@ -14,11 +14,12 @@ use std::io::{self, Seek, SeekFrom};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 const HINT_BYTES: u64 = 1 << 20;
 /// How long a lock that somebody has is asked for before that is believed. A process that was killed keeps its locks
-/// until the kernel has taken its memory and its io_uring down, which goes on in the background after its death.
+/// until the kernel has taken its memory and its io_uring down, which goes on in the background after its death. Attempts are
+/// counted, and not the time: on a machine that stands still the kernel does not get on with that either.
 const LOCK_PATIENCE: Duration = Duration::from_secs(1);
 const LOCK_PAUSE: Duration = Duration::from_millis(20);
 
@@ -55,7 +56,15 @@ impl Disk {
     /// # Errors
     /// As [`Disk::open`].
     pub fn open_within(path: &Path, access: Access, patience: Duration) -> Result<Disk, Error> {
-        let deadline = Instant::now() + patience;
+        let mut pauses_left = patience.as_millis() / LOCK_PAUSE.as_millis();
+        let mut has_waited = || {
+            let may_wait = pauses_left > 0;
+            if may_wait {
+                pauses_left -= 1;
+                std::thread::sleep(LOCK_PAUSE);
+            }
+            may_wait
+        };
         let shown = path.display();
         let kind_of = |looked: rustix::io::Result<rustix::fs::Stat>| match looked {
             Ok(status) => match FileType::from_raw_mode(status.st_mode) {
@@ -75,7 +84,7 @@ impl Disk {
             match rustix::fs::open(path, flags, Mode::empty()) {
                 Ok(descriptor) => break File::from(descriptor),
                 // A file server that has a lease on it gives that back in a moment, for which an opening that does not wait has to ask again.
-                Err(Errno::BUSY | Errno::AGAIN) if Instant::now() < deadline => std::thread::sleep(LOCK_PAUSE),
+                Err(Errno::BUSY | Errno::AGAIN) if has_waited() => {}
                 Err(Errno::BUSY | Errno::AGAIN) => return Err(in_use(path)),
                 Err(error) => return Err(Error::failed(format!("opening {shown}"))(error.into())),
             }
@@ -92,10 +101,9 @@ impl Disk {
             .map_err(|error| Error::failed(format!("opening {shown}"))(error.into()))?;
         if kind == FileType::RegularFile && access != Access::Look {
             while !try_lock(&file, access, path)? {
-                if Instant::now() >= deadline {
+                if !has_waited() {
                     return Err(in_use(path));
                 }
-                std::thread::sleep(LOCK_PAUSE);
             }
         }
         let size = (&file).seek(SeekFrom::End(0)).map_err(Error::failed(format!("finding the size of {shown}")))?;

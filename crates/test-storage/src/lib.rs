@@ -28,6 +28,8 @@ const NAME: &str = "image";
 const IMAGE: INodeNo = INodeNo(2);
 /// Threads that answer the kernel: a flush that waits must not keep reads from being answered.
 const THREADS: usize = 4;
+/// A flush that takes its time looks so often whether that is still wanted.
+const LOOK: Duration = Duration::from_millis(10);
 
 /// What was at an offset before it was written to.
 #[derive(Debug)]
@@ -165,7 +167,7 @@ impl TestStorage {
         self.mounted_at.path().join(NAME)
     }
 
-    /// How long every flush takes from now on, in µs, at least.
+    /// How long every flush takes from now on, in µs, at least; one that is under way, too.
     pub fn set_flush_us(&self, flush_us: u64) {
         self.controls.flush_us.store(flush_us, Ordering::SeqCst);
     }
@@ -484,7 +486,15 @@ impl Filesystem for Image {
         let unflushed = || self.controls.unflushed.lock().expect("no panic under this lock");
         let covered = unflushed().as_ref().map_or(0, |unflushed| unflushed.count);
         let flushed = self.file.sync_data();
-        std::thread::sleep(Duration::from_micros(self.controls.flush_us.load(Ordering::SeqCst)));
+        let begun = Instant::now();
+        loop {
+            let wanted = Duration::from_micros(self.controls.flush_us.load(Ordering::SeqCst));
+            let left = wanted.saturating_sub(begun.elapsed());
+            if left.is_zero() {
+                break;
+            }
+            std::thread::sleep(left.min(LOOK));
+        }
         if let Some(unflushed) = &mut *unflushed() {
             if unflushed.is_cut {
                 return reply.error(Errno::EIO);

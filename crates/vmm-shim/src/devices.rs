@@ -56,7 +56,7 @@ impl Amberlog {
         loop {
             // SAFETY: the path is a string with its end.
             let (is_there, answer) = unsafe { ask_once(&self.socket) };
-            if answer.is_some() || !is_there || begun.elapsed() >= crate::PATIENCE {
+            if answer.is_some() || !is_there || begun.elapsed() >= crate::PATIENCE.silence {
                 return answer;
             }
             std::thread::sleep(crate::PAUSE);

@@ -25,8 +25,13 @@ use std::mem::{size_of, zeroed};
 const USERFAULTFD_IOC_NEW: libc::c_ulong = 0xAA00;
 
 /// How long it is tried to hand over to a worker that does not answer to the end, or that is not there and may come, and the pause between.
-const PATIENCE: std::time::Duration = std::time::Duration::from_secs(5);
-const ABSENCE: std::time::Duration = std::time::Duration::from_secs(2);
+#[derive(Clone, Copy)]
+struct Patience {
+    silence: std::time::Duration,
+    absence: std::time::Duration,
+}
+const PATIENCE: Patience =
+    Patience { silence: std::time::Duration::from_secs(5), absence: std::time::Duration::from_secs(2) };
 const PAUSE: std::time::Duration = std::time::Duration::from_millis(20);
 
 // SAFETY: the section holds pointers to functions of C signature that the loader calls once; `hand_over` is one.
@@ -44,7 +49,7 @@ extern "C" fn hand_over() {
         }
         // Where it cannot be seen what is taken away, nothing is protected.
         let userfault = if removal::begin() { make_userfault() } else { None };
-        if tell(path, userfault) {
+        if tell(path, userfault, PATIENCE) {
             if userfault.is_some() {
                 devices::begin(std::ffi::CStr::from_ptr(path));
             }
@@ -60,7 +65,7 @@ extern "C" fn hand_over() {
 /// recovered. Between that and the next one there is no socket, but a place for it. Whether anybody was there.
 ///
 /// SAFETY: `path` is a NUL-terminated string; the descriptor is open.
-unsafe fn tell(path: *const libc::c_char, userfault: Option<i32>) -> bool {
+unsafe fn tell(path: *const libc::c_char, userfault: Option<i32>, patience: Patience) -> bool {
     let begun = std::time::Instant::now();
     let mut is_found = false;
     loop {
@@ -79,9 +84,10 @@ unsafe fn tell(path: *const libc::c_char, userfault: Option<i32>) -> bool {
             (is_answered, may_come)
         };
         let patience = match (is_found, may_come) {
-            (true, _) => PATIENCE,
+            (true, _) => patience.silence,
             // SAFETY: a promise of the caller.
-            (false, true) => unsafe { patience_with_absence(path) },
+            (false, true) if unsafe { has_place(path) } => patience.absence,
+            (false, true) => std::time::Duration::ZERO,
             (false, false) => std::time::Duration::ZERO,
         };
         if is_answered || begun.elapsed() >= patience {
@@ -91,14 +97,14 @@ unsafe fn tell(path: *const libc::c_char, userfault: Option<i32>) -> bool {
     }
 }
 
-/// How long somebody is waited for at a socket who is not there: not at all where there is no directory for it.
+/// Whether somebody may come to a socket who is not there: not where there is no directory for it.
 ///
 /// SAFETY: `path` is a NUL-terminated string.
-unsafe fn patience_with_absence(path: *const libc::c_char) -> std::time::Duration {
+unsafe fn has_place(path: *const libc::c_char) -> bool {
     use std::os::unix::ffi::OsStrExt;
     // SAFETY: a promise of the caller.
     let path = std::path::Path::new(std::ffi::OsStr::from_bytes(unsafe { std::ffi::CStr::from_ptr(path) }.to_bytes()));
-    if path.parent().is_some_and(std::path::Path::is_dir) { ABSENCE } else { std::time::Duration::ZERO }
+    path.parent().is_some_and(std::path::Path::is_dir)
 }
 
 /// SAFETY: no requirement; a system call.
@@ -202,6 +208,10 @@ mod tests {
     use std::os::unix::ffi::OsStrExt;
     use std::os::unix::net::UnixListener;
 
+    /// Nobody is given up here because the machine stood still.
+    const LONG: Patience =
+        Patience { silence: std::time::Duration::from_secs(60), absence: std::time::Duration::from_secs(60) };
+
     /// The worker that hears it is killed before it has had it kept; the next one hears at the same socket.
     #[test]
     fn who_is_not_answered_says_it_once_more() {
@@ -210,18 +220,20 @@ mod tests {
         let text = CString::new(path.as_os_str().as_bytes()).expect("a path");
         let file = tempfile::tempfile().expect("a file");
         // SAFETY: a string of our own.
-        let tell = || unsafe { super::tell(text.as_ptr(), Some(file.as_raw_fd())) };
+        let tell = |patience| unsafe { super::tell(text.as_ptr(), Some(file.as_raw_fd()), patience) };
+        // As long as for who is found it would be too long, whatever stands still meanwhile.
+        let patience = Patience { silence: std::time::Duration::from_secs(600), ..PATIENCE };
         let begun = std::time::Instant::now();
-        assert!(!tell(), "nobody is there");
+        assert!(!tell(patience), "nobody is there");
         assert!(
-            begun.elapsed() >= ABSENCE && begun.elapsed() < PATIENCE,
+            begun.elapsed() >= patience.absence && begun.elapsed() < patience.silence,
             "somebody may come, and is not waited for long"
         );
         let nowhere = CString::new(path.join("shim.sock").as_os_str().as_bytes()).expect("a path");
         let begun = std::time::Instant::now();
         // SAFETY: a string of our own.
-        assert!(!unsafe { super::tell(nowhere.as_ptr(), None) });
-        assert!(begun.elapsed() < ABSENCE, "nobody comes there");
+        assert!(!unsafe { super::tell(nowhere.as_ptr(), None, LONG) });
+        assert!(begun.elapsed() < LONG.absence, "nobody comes there");
         let hears = UnixListener::bind(&path).expect("it listens");
         let workers = std::thread::spawn(move || {
             for answers in [false, false, true] {
@@ -234,7 +246,7 @@ mod tests {
             hears.set_nonblocking(true).expect("set");
             hears
         });
-        assert!(tell());
+        assert!(tell(LONG));
         let hears = workers.join().expect("no panic");
         assert!(hears.accept().is_err(), "who was answered says no more");
     }
@@ -246,13 +258,13 @@ mod tests {
         let path = directory.path().join("shim.sock");
         let text = CString::new(path.as_os_str().as_bytes()).expect("a path");
         let worker = std::thread::spawn(move || {
-            std::thread::sleep(ABSENCE / 4);
+            std::thread::sleep(PATIENCE.absence / 4);
             let (mut stream, _) = UnixListener::bind(&path).expect("it listens").accept().expect("somebody came");
             stream.read_exact(&mut [0]).expect("it speaks");
             stream.write_all(&[1]).expect("answered");
         });
         // SAFETY: a string of our own.
-        assert!(unsafe { super::tell(text.as_ptr(), None) });
+        assert!(unsafe { super::tell(text.as_ptr(), None, LONG) });
         worker.join().expect("no panic");
     }
 
@@ -285,7 +297,7 @@ mod tests {
         });
         for round in 0..ROUNDS {
             // SAFETY: a string and a descriptor of our own.
-            assert!(unsafe { super::tell(text.as_ptr(), Some(file.as_raw_fd())) }, "round {round}");
+            assert!(unsafe { super::tell(text.as_ptr(), Some(file.as_raw_fd()), LONG) }, "round {round}");
         }
         workers.join().expect("no panic");
     }

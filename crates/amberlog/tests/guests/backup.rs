@@ -260,8 +260,8 @@ fn a_frozen_guest_asks_for_nothing_and_goes_on_by_itself() {
     assert!(output.status.success(), "{}", text(&output.stderr));
     guest.wait_acknowledged("records", guest.acknowledged("records").count + 20, LIMIT).unwrap();
 
-    // Nobody thaws it.
-    let output = daemon.ask(&["freeze", "db", "--seconds", "1"]);
+    // Nobody thaws it. Half of that is for what is under way, which takes its time on a noisy disk.
+    let output = daemon.ask(&["freeze", "db", "--seconds", "10"]);
     assert!(output.status.success(), "{}", text(&output.stderr));
     guest.wait_acknowledged("records", guest.acknowledged("records").count + 20, LIMIT).unwrap();
     thaw_says_no();

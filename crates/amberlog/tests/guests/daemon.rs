@@ -28,7 +28,7 @@ fn assert_work_is_there(load: &Workload, file_system: &FileSystem, reported: &Re
 /// Waits for the end of a process that is not our child.
 #[track_caller]
 fn assert_gone(pid: u32) {
-    assert!(guest_kit::program::has_ended_within(pid, Duration::from_secs(20)), "process {pid} lives on");
+    assert!(guest_kit::program::has_ended_within(pid, Duration::from_secs(60)), "process {pid} lives on");
 }
 
 /// One guest after the other on the same image: used by two at once, amberlog killed, the next run, asked to end.

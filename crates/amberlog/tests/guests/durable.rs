@@ -1,6 +1,7 @@
 //! `durable-within`: what storage has at any moment of a guest's work, with any part of what no flush covers, is a file system that
 //! e2fsck recovers by itself, with every record that was acknowledged long enough ago.
 
+use crate::awake;
 use crate::support::*;
 use guest_kit::image::{ExtRecipe, FileSystem, copy_image};
 use guest_kit::{Cache, Drive, Guest, GuestSpec, judge};
@@ -13,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use write_log::{Entry, EntryKind, entries};
 
 const SECTOR: usize = 512;
@@ -22,21 +23,21 @@ const WRITE_OUT: f64 = 4.0;
 /// Where ext4's superblock is, which it writes past its journal at times: torn, nothing mounts it under whatever disk.
 const SUPERBLOCK_SECTORS: [u64; 2] = [2, 3];
 
-/// How long the log of writes was when.
+/// How long the log of writes was when, by the clock that stands still with the machine: nothing is written out meanwhile.
 struct Growth {
     stop: Arc<AtomicBool>,
     thread: std::thread::JoinHandle<Vec<(f64, u64)>>,
 }
 
 impl Growth {
-    fn watch(log: PathBuf, began: Instant) -> Self {
+    fn watch(log: PathBuf) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let seen = Arc::clone(&stop);
         let thread = std::thread::spawn(move || {
             let mut samples = Vec::new();
             while !seen.load(Ordering::Acquire) {
                 // The time first: what is not there when it is looked at was not there before.
-                let time = began.elapsed().as_secs_f64();
+                let time = awake::now().as_secs_f64();
                 let bytes = std::fs::metadata(&log).map_or(0, |metadata| metadata.len());
                 samples.push((time, bytes));
                 std::thread::sleep(Duration::from_millis(20));
@@ -185,13 +186,12 @@ fn storage_is_a_file_system_by_itself_at_every_moment() {
          sleep 6; mark quiet; sleep 600"
     );
     let mut guest = Guest::start(bench.spec("durable", script, words)).unwrap();
-    let began = Instant::now();
-    let watched: Vec<Growth> = disks.iter().map(|(_, _, log, _)| Growth::watch(log.clone(), began)).collect();
+    let watched: Vec<Growth> = disks.iter().map(|(_, _, log, _)| Growth::watch(log.clone())).collect();
     let mut told: BTreeMap<char, Vec<(f64, u64)>> = BTreeMap::new();
     for round in 1..=rounds {
         for (letter, ..) in &disks {
             guest.wait_mark(&format!("{letter}{round}"), LIMIT).unwrap();
-            told.entry(*letter).or_default().push((began.elapsed().as_secs_f64(), round));
+            told.entry(*letter).or_default().push((awake::now().as_secs_f64(), round));
         }
     }
     guest.wait_mark("quiet", LIMIT).unwrap();

@@ -1,6 +1,7 @@
 //! The host's power goes under a guest whose journal is made durable by age, with all that storage had in its cache: what its operator has
 //! flushed is there, and what is older than the age. (`durable.rs` cuts the log of what was sent to storage; here storage itself forgets.)
 
+use crate::awake;
 use crate::serve::{Daemon, write_config};
 use crate::support::*;
 use crate::worker::kill_nine;
@@ -9,7 +10,7 @@ use guest_kit::image::{ExtRecipe, FileSystem};
 use guest_kit::{Guest, Reported};
 use rustix::process::Signal;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use test_storage::TestStorage;
 
 /// A write-out of what was due takes no longer, with as much added for a busy machine.
@@ -69,10 +70,7 @@ fn is_there_after_a_power_cut(mode: &str, within_s: u64, floor: &Floor, round: u
             let more = reported.acknowledged["a"].last.unwrap_or(0) + 20;
             guest.wait_acknowledged("a", more, LIMIT).unwrap();
         }
-        Floor::Aged => {
-            let until = Instant::now() + Duration::from_secs(within_s) + WRITE_OUT;
-            std::thread::sleep(until.saturating_duration_since(Instant::now()));
-        }
+        Floor::Aged => awake::sleep(Duration::from_secs(within_s) + WRITE_OUT),
     }
     lose_power(daemon, &mut guest, storage);
     judge(&image, &file_system, &reported, [&appends, &overwrites]);

@@ -152,6 +152,8 @@ fn a_balloon_that_comes_later_takes_nothing_that_is_retained() {
     const MEMORY_MIB: u64 = 256;
     const LEFT_MIB: u64 = 72;
     const BLOCKS: u64 = 1024;
+    /// In a row, a tenth of a second apart, in which the balloon has not grown.
+    const LOOKS: u32 = 30;
     let bench = Bench::new();
     let file_system = ExtRecipe::ext4(128, 32).make(&bench.path("image")).unwrap();
     let mut random = guest_tools::random::Random::of(seed(), 41);
@@ -183,14 +185,17 @@ fn a_balloon_that_comes_later_takes_nothing_that_is_retained() {
     guest.qmp().unwrap().execute("balloon", json!({"value": LEFT_MIB << 20})).unwrap();
     // All that the guest can spare: it has no more when the balloon has not grown for a while.
     let deadline = Instant::now() + LIMIT;
-    let (mut actual, mut grew) = (MEMORY_MIB << 20, Instant::now());
-    while actual == MEMORY_MIB << 20 || actual > LEFT_MIB << 20 && grew.elapsed() < Duration::from_secs(3) {
+    let (mut actual, mut looks) = (MEMORY_MIB << 20, 0);
+    let has_taken = || held_in_files(&bench) + (8 << 20) < before;
+    while actual == MEMORY_MIB << 20 || actual > LEFT_MIB << 20 && (looks < LOOKS || !has_taken()) {
         assert!(Instant::now() < deadline, "the balloon has left {actual} bytes\n{}", guest.console());
         std::thread::sleep(Duration::from_millis(100));
         // Until the guest's driver has come it has no size.
         let size = guest.qmp().unwrap().execute("query-balloon", json!({}));
         if let Some(now) = size.ok().and_then(|size| size["actual"].as_u64()).filter(|now| *now < actual) {
-            (actual, grew) = (now, Instant::now());
+            (actual, looks) = (now, 0);
+        } else {
+            looks += 1;
         }
     }
     let after = held_in_files(&bench);

@@ -84,17 +84,16 @@ fn catch(daemon: &Daemon, what: Moment, is_there: impl Fn() -> bool) {
 fn until(moment: Moment, daemon: Daemon, places: &Places, next: impl Fn() -> Daemon) -> (Daemon, Option<u32>) {
     let [directory] = &places.directories()[..] else { panic!("{:?}", places.directories()) };
     let worker = guest_kit::worker_of(daemon.pid());
-    daemon.signal(Signal::USR2);
     let is_gone = |path: &Path| std::fs::symlink_metadata(path).is_err();
+    let names = ["area.json", "vmms", "lock", "ram", "ram-taken"].map(|name| directory.join(name));
+    // Before anything of it goes.
+    let there: Vec<&PathBuf> = names.iter().filter(|path| !is_gone(path)).collect();
+    daemon.signal(Signal::USR2);
     match moment {
         Moment::Told(time) => std::thread::sleep(time),
         Moment::WithoutSocket => catch(&daemon, moment, || is_gone(&places.socket)),
         Moment::Noted => catch(&daemon, moment, || !is_gone(&places.note)),
-        Moment::Removing => {
-            let names = ["area.json", "vmms", "lock", "ram", "ram-taken"].map(|name| directory.join(name));
-            let there: Vec<&PathBuf> = names.iter().filter(|path| !is_gone(path)).collect();
-            catch(&daemon, moment, || there.iter().any(|path| is_gone(path)));
-        }
+        Moment::Removing => catch(&daemon, moment, || there.iter().any(|path| is_gone(path))),
         Moment::Removed => catch(&daemon, moment, || is_gone(directory)),
         Moment::Taking | Moment::Taken => {
             assert_eq!(daemon.wait().code(), Some(0));

@@ -4,6 +4,7 @@
 //! `AMBERLOG_ROUNDS` makes the loops longer, `AMBERLOG_SEED` changes their choices.
 
 mod arguments;
+mod awake;
 mod backup;
 mod clean;
 mod cloud_hypervisor;

@@ -220,7 +220,7 @@ fn a_guest_is_not_moved_after_all(queues: u32) {
     for round in 0..3 {
         migrate(&mut guest, "exec:cat > /dev/null");
         await_migration(&mut guest, "completed");
-        assert_eq!(host.migration()["images"], "given-up", "{}", host.daemon.log());
+        await_images(&host, "given-up", false);
         let on_storage = images.iter().map(|image| journal_superblock(image).errno).collect::<Vec<_>>();
         assert_eq!(on_storage, [0, 0], "on storage");
         if round == 1 {
@@ -406,7 +406,7 @@ fn a_guest_is_moved_and_moved_back(placement: &str, queues: u32) {
         assert_eq!(to.migration()["images"], "awaited");
         migrate(&mut guest, &uri);
         await_migration(&mut guest, "completed");
-        assert_eq!(from.migration()["images"], "given-up", "{}", from.daemon.log());
+        await_images(from, "given-up", false);
         goes_on(&mut next, to);
         assert_eq!(to.migration()["images"], "ours");
         assert_eq!(journal_superblock(&image).errno, 0, "on storage");

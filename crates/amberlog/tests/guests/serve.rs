@@ -66,7 +66,7 @@ impl Daemon {
     /// Waits until a VM's state begins so; gives its entry.
     #[track_caller]
     pub(super) fn wait_state(&self, vm: &str, state: &str) -> Value {
-        let deadline = Instant::now() + Duration::from_secs(60);
+        let deadline = Instant::now() + LIMIT;
         loop {
             let output = self.ask(&["status", "--json", vm]);
             if let Ok(entry) = serde_json::from_slice::<Value>(&output.stdout)
@@ -118,7 +118,7 @@ impl Daemon {
         self.process.wait().unwrap();
         let depot = depot_of(&self.run).expect("a depot");
         crate::worker::kill_nine(depot);
-        let deadline = Instant::now() + Duration::from_secs(60);
+        let deadline = Instant::now() + LIMIT;
         while depot_of(&self.run).is_some() {
             assert!(Instant::now() < deadline, "process {depot} does not end");
             std::thread::sleep(Duration::from_millis(1));
@@ -155,7 +155,7 @@ pub(super) fn depot_of(run: &Path) -> Option<u32> {
 pub(super) fn write_config(bench: &Bench, vms: &[(&str, String)]) -> PathBuf {
     let path = bench.path("amberlog.toml");
     let mut text = format!(
-        "shm = {:?}\nrun = {:?}\nreports = {:?}\n[remote]\ninsecure = true\ntimeout_ms = 1500\n",
+        "shm = {:?}\nrun = {:?}\nreports = {:?}\n[remote]\ninsecure = true\ntimeout_ms = 20000\n",
         bench.area(),
         bench.path("run"),
         bench.path("")
@@ -182,7 +182,7 @@ fn assert_work_is_there(load: &Workload, file_system: &FileSystem, guest: &Guest
 /// Waits until the daemon has logged something so often.
 #[track_caller]
 fn wait_for(daemon: &Daemon, what: &str, times: usize) {
-    let deadline = Instant::now() + Duration::from_secs(60);
+    let deadline = Instant::now() + LIMIT;
     while daemon.log().matches(what).count() < times {
         assert!(Instant::now() < deadline, "'{what}' was not logged {times} times:\n{}", daemon.log());
         std::thread::sleep(Duration::from_millis(20));
@@ -588,7 +588,7 @@ fn a_daemon_that_is_reloaded_often_does_not_grow() {
         daemon.signal(Signal::HUP);
         wait_for(&daemon, "waits for its VMM", round as usize + 1);
         // Threads of the round before see within their next wait that they are over.
-        let deadline = Instant::now() + Duration::from_secs(20);
+        let deadline = Instant::now() + Duration::from_secs(60);
         let now = || (used("task"), used("fd"));
         let allowed = *first.get_or_insert_with(|| {
             std::thread::sleep(Duration::from_secs(1));

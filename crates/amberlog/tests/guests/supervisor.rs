@@ -1,6 +1,7 @@
 //! The supervisor itself dies, where a service manager keeps what it had kept, or a process of its own. The manager is a stand-in for systemd: it hears what
 //! sd_notify(3) says, keeps descriptors, and gives them to the next daemon as sd_listen_fds(3) says. A real one is in `systemd`.
 
+use crate::awake;
 use crate::remote::JournalServer;
 use crate::serve::{Daemon, depot_of, write_config};
 use crate::support::*;
@@ -17,6 +18,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::process::Command;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use supervision::{Opened, Shelf, Store};
@@ -29,6 +31,8 @@ struct Kept {
     descriptors: BTreeMap<String, OwnedFd>,
     /// As many as it takes, without a word about the rest (FileDescriptorStoreMax=).
     most: Option<usize>,
+    /// The last of its own words that the manager has met.
+    met: u64,
 }
 
 /// Who keeps what a supervisor had.
@@ -66,6 +70,33 @@ impl Manager {
         Manager { socket, store }
     }
 
+    /// Waits until all is heard that was said before.
+    fn hear_all(&self) {
+        static WORDS: AtomicU64 = AtomicU64::new(0);
+        let word = WORDS.fetch_add(1, Ordering::SeqCst) + 1;
+        UnixDatagram::unbound().unwrap().send_to(format!("MET={word}").as_bytes(), &self.socket).unwrap();
+        let deadline = Instant::now() + LIMIT;
+        while self.store.lock().unwrap().met < word {
+            assert!(Instant::now() < deadline, "the manager hears nothing any more");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Waits until nothing more is brought. Gives how much is kept.
+    fn settle(&self) -> usize {
+        let deadline = Instant::now() + LIMIT;
+        loop {
+            self.hear_all();
+            let before = self.len();
+            awake::sleep(Duration::from_millis(300));
+            self.hear_all();
+            if self.len() == before {
+                return before;
+            }
+            assert!(Instant::now() < deadline, "it is brought more and more");
+        }
+    }
+
     fn len(&self) -> usize {
         self.store.lock().unwrap().descriptors.len()
     }
@@ -100,8 +131,8 @@ impl Manager {
 
     /// Starts a daemon with what is in the store.
     fn start_daemon(&self, bench: &Bench, config: &Path) -> Daemon {
-        // What a dead one had said last is heard first.
-        std::thread::sleep(Duration::from_millis(100));
+        // What a dead one had said last.
+        self.hear_all();
         let store = self.store.lock().unwrap();
         let mut script = String::new();
         let mut names = Vec::new();
@@ -144,6 +175,7 @@ fn hear(socket: &UnixDatagram, store: &Mutex<Kept>) {
     let said = |key: &str| words.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
     let name = said("FDNAME").unwrap_or_default().to_owned();
     let mut store = store.lock().unwrap();
+    store.met = said("MET").map_or(store.met, |word| word.parse().unwrap());
     if said("FDSTORE") == Some("1") {
         assert_eq!((descriptors.len(), said("FDPOLL")), (1, Some("0")), "{words}");
         if store.most.is_none_or(|most| store.descriptors.len() < most) {
@@ -226,10 +258,15 @@ fn goes_on_whose_supervisor_is_killed(bench: &Bench, manager: &Keeper) {
     }
     daemon.signal(Signal::TERM);
     assert_eq!(daemon.wait().code(), Some(0));
-    std::thread::sleep(Duration::from_millis(200));
     match manager {
-        Keeper::Manager(manager) => assert_eq!(manager.len(), 0, "nothing is left of what has ended"),
-        Keeper::Depot => assert_eq!(depot_of(&run), None, "it has nothing to keep"),
+        Keeper::Manager(manager) => assert_eq!(manager.settle(), 0, "nothing is left of what has ended"),
+        Keeper::Depot => {
+            let deadline = Instant::now() + LIMIT;
+            while depot_of(&run).is_some() {
+                assert!(Instant::now() < deadline, "it has nothing to keep, and goes on");
+                std::thread::sleep(Duration::from_millis(50));
+            }
+        }
     }
 }
 
@@ -492,7 +529,7 @@ fn a_guest_goes_on_whose_supervisor_died_in_the_midst_of_a_word() {
         daemon.wait_state("one", "running");
         daemon.signal(Signal::KILL);
         daemon.wait();
-        std::thread::sleep(Duration::from_millis(100));
+        manager.hear_all();
         manager.begin_word("one");
         daemon = manager.start_daemon(&bench, &config);
         let last = guest.acknowledged("a").last.unwrap_or(0);
@@ -524,8 +561,7 @@ fn a_manager_that_keeps_less_than_there_is_is_said_at_once() {
     let manager = Manager::start(&bench);
     let daemon = manager.start_daemon(&bench, &config);
     daemon.wait_state("one", "waiting");
-    std::thread::sleep(Duration::from_millis(300));
-    let needed = manager.len();
+    let needed = manager.settle();
     drop(daemon);
     const SENTENCE: &str = "descriptors over this daemon's death, and there are";
     for (most, is_said) in [(needed, false), (needed - 1, true)] {
@@ -557,7 +593,7 @@ fn a_guest_of_which_a_part_was_kept_is_held_and_keeps_its_memory() {
     let manager = Manager::start(&bench);
     let mut daemon = manager.start_daemon(&bench, &config);
     daemon.wait_state("one", "waiting");
-    std::thread::sleep(Duration::from_millis(200));
+    manager.settle();
     manager.is_full_now();
     let layout = overwritten(9);
     let writer = record_writer("/mnt/a", "a", &layout, "--forever");

@@ -3,6 +3,7 @@
 //! cut may bring it back, as with any disk; from then on what was set is there.
 
 use super::durable::{Storage, length};
+use crate::awake;
 use crate::support::*;
 use guest_kit::image::{ExtRecipe, FileSystem, copy_image};
 use guest_kit::{Guest, judge};
@@ -11,7 +12,7 @@ use std::ffi::OsString;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use write_log::{Entry, SECTOR_BYTES, entries};
 
 /// What an age allows, and as much for the writing out.
@@ -72,7 +73,14 @@ fn what_is_tuned_on_a_mounted_file_system_stays_when_its_journal_has_passed_it()
         guest.wait_mark(&format!("passed-vd{letter}"), LIMIT).unwrap();
         passed.push(std::fs::metadata(log).unwrap().len());
     }
-    std::thread::sleep(PATIENCE);
+    // Something has to come behind that.
+    let deadline = Instant::now() + LIMIT;
+    let has_grown = |((_, log), passed): (&(char, PathBuf), &u64)| std::fs::metadata(log).unwrap().len() > *passed;
+    while !disks.iter().zip(&passed).all(has_grown) {
+        assert!(Instant::now() < deadline, "nothing is written any more");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    awake::sleep(PATIENCE);
     let mut random = Random::new(1);
     for ((letter, log), passed) in disks.iter().zip(passed) {
         let path = bench.path(&format!("before-{letter}"));

@@ -174,6 +174,9 @@ pub fn open(path: &Path, cache: CacheMode) -> Arc<Image> {
     Arc::new(Image::open(path, ImageOptions { cache, ..ImageOptions::default() }).unwrap())
 }
 
+/// A machine that stands still is no device that does.
+pub const STOP_MARGIN: Duration = Duration::from_secs(60);
+
 /// Starts a device with a noting route.
 pub fn start(
     place: &Place,
@@ -181,7 +184,7 @@ pub fn start(
     change: impl FnOnce(&mut DeviceConfig, &mut NotingRoute),
 ) -> (Device<NotingRoute>, Journal) {
     let mut config = DeviceConfig::new("test-disk", place.socket(), image);
-    config.drain_timeout = Duration::from_secs(5);
+    (config.drain_timeout, config.stop_margin) = (Duration::from_secs(5), STOP_MARGIN);
     let journal = Journal::default();
     let mut route = NotingRoute { journal: journal.clone(), ..NotingRoute::default() };
     change(&mut config, &mut route);

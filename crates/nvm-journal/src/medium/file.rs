@@ -16,11 +16,12 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 const PAGE: u64 = 4096;
-/// A process that was killed keeps its locks until the kernel has taken it down.
-const LOCK_PATIENCE: Duration = Duration::from_secs(2);
+/// A process that was killed keeps its locks until the kernel has taken it down. Attempts are counted, and not the time: a machine that stands
+/// still does not get on with that either.
+const LOCK_ATTEMPTS: u32 = 100;
 const LOCK_PAUSE: Duration = Duration::from_millis(20);
 
 // From linux/magic.h: file systems whose files are host memory.
@@ -140,7 +141,7 @@ impl MediumFile {
 
     /// Locks the region's bytes; the lock goes with the open file.
     fn lock(&self) -> Result<(), Error> {
-        let deadline = Instant::now() + LOCK_PATIENCE;
+        let mut attempt = 1;
         loop {
             // SAFETY: all-zero is a valid flock; it is plain numbers.
             let mut lock: libc::flock = unsafe { std::mem::zeroed() };
@@ -155,7 +156,7 @@ impl MediumFile {
             }
             let error = io::Error::last_os_error();
             match error.raw_os_error() {
-                Some(libc::EAGAIN | libc::EACCES) if Instant::now() < deadline => std::thread::sleep(LOCK_PAUSE),
+                Some(libc::EAGAIN | libc::EACCES) if attempt < LOCK_ATTEMPTS => std::thread::sleep(LOCK_PAUSE),
                 Some(libc::EAGAIN | libc::EACCES) => {
                     return Err(Error::refused(format!(
                         "region {} of {} is in use by another amberlog; end that first, or name another region",
@@ -165,6 +166,7 @@ impl MediumFile {
                 }
                 _ => return Err(Error::failed(format!("locking {}", self.path().display()))(error)),
             }
+            attempt += 1;
         }
     }
 

@@ -4,7 +4,7 @@
 //! says so and is left out; where the kernel has no `netem`, only its delay and its losses are.
 
 use super::{
-    JournalServer, TO_SERVER, TO_STORAGE, assert_work_is_there, more_is_acknowledged, recovered, remote_disk,
+    JournalServer, TO_SERVER, TO_STORAGE, assert_work_is_there, more_is_acknowledged, recovered, remote_disk_within,
     wait_for_log,
 };
 use crate::support::*;
@@ -85,7 +85,7 @@ fn a_server_that_says_nothing_any_more_is_given_up_and_found_again() {
     let image = bench.path("image");
     let file_system = ExtRecipe::ext4(96, 8).make(&image).unwrap();
     let load = Workload::new(71).without_postmark();
-    let spec = bench.spec("half-open", load.script(), remote_disk(&image, &server.address));
+    let spec = bench.spec("half-open", load.script(), remote_disk_within(1500, &image, &server.address));
     let mut guest = guest_kit::Guest::start(spec).unwrap();
     more_is_acknowledged(&mut guest, 5);
     wait_for_log(&guest, TO_SERVER, 1);
