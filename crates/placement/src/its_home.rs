@@ -49,11 +49,12 @@ pub(crate) fn why_not_its_home(
         let [is, was] = [&found.uuid, &place.file_system_uuid].map(uuid_text);
         let mut why = format!("the file system at byte {at} of it is {is}, and {what} is the journal of {was}");
         // Whoever gave it that while it was mounted need not have told its journal (the kernel does not, asked by tune2fs), and so does a clone
-        // look that was given a UUID of its own: a person has to say which it is. tune2fs would ask for the journal's replay first.
+        // look that was given a UUID of its own: a person has to say which it is. tune2fs would ask for the journal's replay first, and debugfs
+        // without -n for bitmaps that fit their checksums, which they need not before that replay.
         if found.journal_uuid == books.uuid && found.needs_recovery() {
             why += &format!(
                 ", which it may be: it names the same journal, and was mounted. If it is, and was given another UUID while it was, give it the old \
-                 one back, and try again: debugfs -w -R 'set_super_value uuid {was}' 'IMAGE?offset={at}'. A copy that was given a UUID of its \
+                 one back, and try again: debugfs -n -w -R 'set_super_value uuid {was}' 'IMAGE?offset={at}'. A copy that was given a UUID of its \
                  own is none"
             );
         }

@@ -167,8 +167,9 @@ fn build_for_guests(tree: &Path) -> Result<(), String> {
 #[derive(Default)]
 struct Calls {
     record: Mutex<Option<Record>>,
-    /// Tests that passed in this call without any fault, and how long they took, seconds: what failed for want of room, or of a program, caught nothing.
-    passing: Mutex<BTreeMap<String, u64>>,
+    /// Of tests that ran in this call without any fault: how long they took, seconds, if they passed. What failed for want of room, or of a program,
+    /// caught nothing.
+    passing: Mutex<BTreeMap<String, Option<u64>>>,
     /// Caught, missed, and those that do not compile.
     counts: Mutex<(usize, usize, usize)>,
 }
@@ -185,23 +186,21 @@ impl Calls {
     /// How long a test takes that passes without any fault, seconds.
     fn passes(&self, tree: &Path, test: &str) -> Result<Option<u64>, String> {
         if let Some(seconds) = self.passing.lock().unwrap_or_else(PoisonError::into_inner).get(test) {
-            return Ok(Some(*seconds));
+            return Ok(*seconds);
         }
         let failed = |error: std::io::Error| format!("running cargo: {error}");
         let built = cargo_test(test, tree, &["--no-run"], LIMIT_SECONDS).output().map_err(failed)?;
         let started = Instant::now();
         let output = cargo_test(test, tree, &[], LIMIT_SECONDS).output().map_err(failed)?;
         let seconds = started.elapsed().as_secs();
-        if !built.status.success() || !output.status.success() {
-            return Ok(None);
-        }
-        self.passing.lock().unwrap_or_else(PoisonError::into_inner).insert(test.to_owned(), seconds);
-        Ok(Some(seconds))
+        let passed = (built.status.success() && output.status.success()).then_some(seconds);
+        self.passing.lock().unwrap_or_else(PoisonError::into_inner).insert(test.to_owned(), passed);
+        Ok(passed)
     }
 
     fn limit_of(&self, test: &str) -> u64 {
         let seconds = self.passing.lock().unwrap_or_else(PoisonError::into_inner).get(test).copied();
-        seconds.map_or(LIMIT_SECONDS, |seconds| (10 * seconds).max(HANG_SECONDS))
+        seconds.flatten().map_or(LIMIT_SECONDS, |seconds| (10 * seconds).max(HANG_SECONDS))
     }
 
     /// Switches a fault on that is in `tree` with others: whether one of its tests fails, which passes without. What a test with none on fails in says nothing.
