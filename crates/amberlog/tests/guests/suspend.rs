@@ -37,6 +37,8 @@ fn what_is_committed_after_a_suspend_outlives_its_guest() {
             record_writer("/mnt/after", "after", &layout, "--count 12"),
         );
         let mut spec = bench.spec("suspends", script, disk_with(&image, &format!(",placement={placement}")));
+        // A kernel that has modules is the distribution's, which can be suspended.
+        spec.modules.push("rtc-cmos".to_owned());
         spec.machine = "pc".to_owned();
         let mut guest = Guest::start(spec).unwrap();
         wake(&mut guest);
