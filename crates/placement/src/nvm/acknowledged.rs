@@ -9,8 +9,8 @@
 //! `data=journal` does so before it returns). Else it waits, lest a part of the transaction be there without the rest, and lest an append be
 //! another than the one that recovery looks for. So does what it writes anywhere else but over blocks that are free without the
 //! transaction: it may have freed what is there. Discards wait. A tail of its log waits that would have versions leave the region which the
-//! guest has not written home: the transaction may have them once more, or say that they are not wanted; and every tail where something of the
-//! transaction was absorbed, since it may pass that. Whoever closes the log, has it leave, or
+//! guest has not written home: the transaction may have them once more, or say that they are not wanted; and one that passes the transaction,
+//! where something of that was absorbed. Whoever closes the log, has it leave, or
 //! asks for all that is committed to be home waits, too, as they do for any commit.
 //!
 //! What need not wait: what is absorbed (nothing is written), reads (the guest sees what it committed), flushes (what the guest itself has written home
@@ -22,7 +22,7 @@
 //! Failure story: where the flush fails, or the region, after the guest was told, the transaction is *lost* to this process: it stays prepared, for whoever
 //! recovers, no later one is committed, and what would wait for it fails. Whoever reads where the log begins, as a kernel does that mounts again
 //! without a reset, has it made durable first, and is told of an error where that fails: so does a log that goes to its own place. Only who writes
-//! over the log does so without it.
+//! over the log does so without it, where that fails.
 
 use super::captured::Captured;
 use super::commit_state::Commit;
@@ -31,6 +31,7 @@ use super::notes::Note;
 use super::report::NvmCounters;
 use super::versions::HomeState;
 use super::work::Work;
+use jbd2::is_after;
 use nvm_journal::Error;
 use std::io;
 
@@ -44,7 +45,7 @@ fn lost(sequence: u32) -> io::Error {
 
 impl Work {
     /// The transaction that the guest was told of, and that is not durable.
-    fn acknowledged(&self) -> Option<&Commit> {
+    pub(super) fn acknowledged(&self) -> Option<&Commit> {
         self.commit.as_ref().filter(|commit| commit.is_acknowledged)
     }
 
@@ -80,7 +81,7 @@ impl Work {
 
     /// What a reader gets of a block: what the guest was told is committed.
     pub(super) fn visible<'a>(&'a self, captured: &'a Captured, block: u64) -> Option<&'a [u8]> {
-        self.acknowledged().and_then(|commit| commit.put(block)).or_else(|| captured.visible(block))
+        self.acknowledged().and_then(|commit| commit.content(block)).or_else(|| captured.visible(block))
     }
 
     /// Whether the guest may overwrite a block at home that the transaction says nothing of: nobody needs it without that either.
@@ -102,8 +103,12 @@ impl Work {
     /// Whether a tail has versions leave the region that may be needed without the transaction.
     pub(super) fn tail_relies_on_acknowledged(&self, captured: &Captured, passed: TailMove) -> bool {
         let is_behind = |block: &u64| captured.homes.get(block).is_some_and(|held| held.home == HomeState::Behind);
-        // Of what the guest has written home of the transaction's own, none is at home: its tail may have passed the transaction.
-        if self.acknowledged().is_some_and(Commit::has_absorbed) {
+        // Of what the guest has written home of the transaction's own, none is at home: who has done so may be done with all of it.
+        let is_past = |commit: &Commit| match passed {
+            TailMove::Passed(sequence) => is_after(sequence, commit.sequence),
+            TailMove::Anew => true,
+        };
+        if self.acknowledged().is_some_and(|commit| commit.has_absorbed() && is_past(commit)) {
             return true;
         }
         self.has_acknowledged()
@@ -136,21 +141,16 @@ impl Work {
     }
 
     /// Whoever writes over the log does so without a transaction that is lost.
+    ///
+    /// # Errors
+    /// Where its guest has written something of it home, which is nowhere else.
     pub(super) fn withdraw_lost(&mut self, captured: &mut Captured) -> io::Result<()> {
-        if self.has_lost() {
-            // The guest has written that home, whatever became of its log.
-            let failed_flushes = self.home.file.failed_flushes();
-            let mut is_owed = false;
-            for (block, content) in self.acknowledged().into_iter().flat_map(Commit::absorbed) {
-                self.home.file.write_all_at(content, captured.log.home_offset(block))?;
-                is_owed = true;
-            }
-            if is_owed {
-                self.home.file.sync_since(failed_flushes)?;
-            }
-            captured.journal.withdraw().map_err(io::Error::other)?;
-            self.commit = None;
+        let Some(commit) = self.commit.as_ref().filter(|commit| commit.is_lost()) else { return Ok(()) };
+        if commit.has_absorbed() {
+            return Err(lost(commit.sequence));
         }
+        captured.journal.withdraw().map_err(io::Error::other)?;
+        self.commit = None;
         Ok(())
     }
 

@@ -334,8 +334,8 @@ impl Work {
     fn append_again(&mut self, captured: &mut Captured, steps: &mut Steps) {
         let Some(mut commit) = self.commit.take() else { return };
         let appends: Vec<_> = commit.appends.iter().map(|(block, content)| (*block, Arc::clone(content))).collect();
-        // Where something else is on its way, it would not be known which comes last.
-        let is_met = appends.iter().any(|(block, _)| self.in_flight.touches(*block));
+        // Where something else is on its way, it would not be known which comes last; and what has come since stays.
+        let is_met = commit.is_written_over || appends.iter().any(|(block, _)| self.in_flight.touches(*block));
         if is_met {
             commit.has_failed = true;
             self.commit = Some(commit);
@@ -412,7 +412,9 @@ impl Work {
         }
         self.checkpoints.soon.append(&mut commit.logged);
         for (block, content) in &commit.appends {
-            let known = AtHome { sequence: commit.sequence, digest: Some(self.nvm.digest(content)) };
+            // What the guest has written over is something else.
+            let digest = (!commit.is_written_over).then(|| self.nvm.digest(content));
+            let known = AtHome { sequence: commit.sequence, digest };
             captured.at_home.insert(*block, known);
             captured.allocation.changed(*block, Some(content));
         }

@@ -5,6 +5,7 @@ use super::closing::{Closing, Foreign};
 use super::coverage::Flush;
 use super::errand::Errand;
 use super::foreign::last_written;
+use super::inflight::Writer;
 use super::log_stream::{LogStream, Tail, TailMove};
 use super::mark::{self, Marks};
 use super::notes::{Identity, Note, Notes};
@@ -415,10 +416,22 @@ impl Work {
     /// Takes a log that is being closed one step on.
     pub(super) fn drive_closing(&mut self, state: &mut State, steps: &mut Steps) {
         let State::Held(captured) = state else { return };
-        if self.closing.as_ref().is_some_and(|closing| closing.foreign.is_some())
-            && let Err(error) = self.withdraw_lost(captured)
-        {
-            log::error!("disk {}: {error}", self.name());
+        if self.has_lost() && self.closing.as_ref().is_some_and(|closing| closing.foreign.is_some()) {
+            if captured.log.has_own_writes()
+                || self.departure.phase.is_some()
+                || self.early.is_writing()
+                || self.checkpoints.now.is_some()
+                || self.in_flight.has_any_of(Writer::Host)
+            {
+                return;
+            }
+            // Once it counts, what the guest has written home of it goes home as that of every other.
+            if let Err(error) = self.make_lost_durable(captured) {
+                log::error!("disk {}: {error}", self.name());
+                if let Err(error) = self.withdraw_lost(captured) {
+                    log::error!("disk {}: {error}", self.name());
+                }
+            }
         }
         if self.has_lost()
             && let Some(closing) = self.closing.take_if(|closing| !closing.is_on_its_way)

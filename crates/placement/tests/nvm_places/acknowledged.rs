@@ -155,25 +155,120 @@ fn what_is_written_home_otherwise_than_it_was_acknowledged_waits() {
     }
 }
 
-/// The guest writes over its log behind a transaction that is lost, of which it has written something home.
-#[test]
-fn what_was_written_home_is_there_where_its_log_is_written_over() {
-    let mut rig = with_one_ahead_of_its_flush();
+/// The superblock of another journal.
+fn another_journal(rig: &Rig) -> (u64, Vec<u8>) {
+    let mut other = rig.file_systems[0].superblock.clone();
+    other[0x30..0x40].fill(7);
+    SuperblockEdit::new(&mut other).expect("a superblock").start(1).sequence(1).seal();
+    (rig.file_systems[0].log_at[0], other)
+}
+
+/// The guest has written all of a transaction home, whose flush fails then. Storage has lost its append. Before that it may have written home what it
+/// committed there earlier.
+fn with_one_written_home_that_is_lost(earlier: bool) -> (Rig, Arc<AtomicBool>) {
+    let mut rig = Rig::with(1, |options| (options.pipelined, options.append_home_bytes_min) = (true, 0));
+    let is_broken = Arc::new(AtomicBool::new(false));
+    let breaks = Arc::clone(&is_broken);
+    rig.journals.disk(0).simulate_writes(move || !breaks.load(Ordering::Relaxed));
+    rig.superblock(0, true);
+    rig.commit(0, IN_USE, &content(1));
     let (at, free_at) = (rig.home_at(0, IN_USE), rig.home_at(0, FREE));
+    if earlier {
+        assert_eq!(rig.request(RequestKind::Write, at, &mut content(1)), 0, "absorbed");
+    }
+    rig.holds = Box::new(|operation| operation.operation == Operation::Flush);
+    rig.commit_all(0, &[(IN_USE, content(2)), (FREE, content(3))]);
     rig.request(RequestKind::Write, at, &mut content(2));
     rig.request(RequestKind::Write, free_at, &mut content(3));
-    rig.may_fail = true;
+    assert_eq!(rig.waiting(), 0);
     rig.fails = Box::new(|operation| operation.operation == Operation::Flush);
     rig.end_held();
     rig.fails = Box::new(|_| false);
     rig.file.write_all_at(&[0; BLOCK as usize], free_at).expect("written");
-    let (log_at, mut other) = (rig.file_systems[0].log_at[0], rig.file_systems[0].superblock.clone());
-    // The UUID of another journal.
-    other[0x30..0x40].fill(7);
-    SuperblockEdit::new(&mut other).expect("a superblock").start(1).sequence(1).seal();
+    rig.may_fail = true;
+    (rig, is_broken)
+}
+
+/// The guest writes over its log behind a transaction that is lost, of which it has written something home.
+#[test]
+fn what_was_written_home_is_there_where_its_log_is_written_over() {
+    for earlier in [false, true] {
+        let (mut rig, _) = with_one_written_home_that_is_lost(earlier);
+        let (log_at, mut other) = another_journal(&rig);
+        rig.request(RequestKind::Write, log_at, &mut other);
+        assert_eq!(rig.failed, [], "the guest cannot write over its log");
+        assert!(rig.stored(0, IN_USE) == content(2) && rig.stored(0, FREE) == content(3), "{earlier}");
+    }
+}
+
+/// The same, and storage fails still: what is nowhere else is not let go.
+#[test]
+fn a_log_is_not_written_over_while_what_was_written_home_is_in_it_alone() {
+    let (mut rig, is_broken) = with_one_written_home_that_is_lost(false);
+    let (log_at, mut other) = another_journal(&rig);
+    is_broken.store(true, Ordering::Relaxed);
     rig.request(RequestKind::Write, log_at, &mut other);
-    assert_eq!(rig.failed, [], "the guest cannot write over its log");
-    assert!(rig.stored(0, IN_USE) == content(2) && rig.stored(0, FREE) == content(3));
+    assert_eq!(rig.failed.len(), 1, "it is told that all is well");
+    assert!(found(&rig).prepared.is_some());
+}
+
+/// Who reads what storage has lost gets what was committed.
+#[test]
+fn what_may_be_lost_is_read_as_it_was_acknowledged() {
+    let (mut rig, _) = with_one_written_home_that_is_lost(false);
+    assert!(rig.read(0, IN_USE) == content(2) && rig.read(0, FREE) == content(3));
+}
+
+/// Another partition table comes, and what the guest saw at home is a part of the disk.
+#[test]
+fn what_was_written_home_is_there_where_its_file_system_is_gone() {
+    let mut rig = with_one_ahead_of_its_flush();
+    let at = rig.home_at(0, IN_USE);
+    rig.request(RequestKind::Write, at, &mut content(2));
+    rig.may_fail = true;
+    rig.request(RequestKind::Write, 0, &mut vec![0; BLOCK as usize]);
+    rig.end_held();
+    assert!(rig.stored(0, IN_USE) == content(2));
+}
+
+/// A tail that lets nothing of the transaction go need not wait for it.
+#[test]
+fn a_tail_before_what_was_absorbed_does_not_wait() {
+    let mut rig = Rig::with(1, |options| (options.pipelined, options.append_home_bytes_min) = (true, 0));
+    rig.superblock(0, true);
+    rig.commit(0, IN_USE + 1, &content(1));
+    let other_at = rig.home_at(0, IN_USE + 1);
+    rig.request(RequestKind::Write, other_at, &mut content(1));
+    let of = &rig.file_systems[0];
+    let (log_at, start, sequence, mut block) =
+        (of.log_at[0], of.builder.position, of.builder.sequence, of.superblock.clone());
+    rig.holds = Box::new(|operation| operation.operation == Operation::Flush);
+    rig.commit_all(0, &[(IN_USE, content(2)), (FREE, content(3))]);
+    let at = rig.home_at(0, IN_USE);
+    rig.request(RequestKind::Write, at, &mut content(2));
+    SuperblockEdit::new(&mut block).expect("a superblock").start(start).sequence(sequence).seal();
+    rig.request(RequestKind::Write, log_at, &mut block);
+    assert_eq!(rig.waiting(), 0);
+    rig.superblock(0, true);
+    assert_eq!(rig.waiting(), 1, "one that passes it does");
+    rig.end_held();
+}
+
+/// A guest writes over an append that is home, before its transaction counts, and then what the transaction has.
+#[test]
+fn an_append_that_was_written_over_is_not_known_to_be_at_home() {
+    for pipelined in [false, true] {
+        let mut rig = Rig::with(1, |options| (options.pipelined, options.append_home_bytes_min) = (pipelined, 0));
+        rig.superblock(0, true);
+        let (at, other_at) = (rig.home_at(0, FREE), rig.home_at(0, FREE + 2));
+        rig.holds = Box::new(move |operation| operation.offset == other_at);
+        rig.commit_all(0, &[(FREE, content(3)), (FREE + 2, content(4))]);
+        assert_eq!(rig.held.len(), 1, "an append is on its way");
+        rig.request(RequestKind::Write, at, &mut content(9));
+        rig.end_held();
+        rig.request(RequestKind::Write, at, &mut content(3));
+        assert!(rig.read(0, FREE) == content(3) && rig.stored(0, FREE) == content(3));
+    }
 }
 
 /// A reader that is no mount, as one that looks at what the disk has, costs the guest nothing; nor does a mount.
