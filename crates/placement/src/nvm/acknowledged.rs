@@ -31,7 +31,7 @@ use super::notes::Note;
 use super::report::NvmCounters;
 use super::versions::HomeState;
 use super::work::Work;
-use jbd2::is_after;
+use jbd2::sequence;
 use nvm_journal::Error;
 use std::io;
 
@@ -45,7 +45,7 @@ fn lost(sequence: u32) -> io::Error {
 
 impl Work {
     /// The transaction that the guest was told of, and that is not durable.
-    pub(super) fn acknowledged(&self) -> Option<&Commit> {
+    fn acknowledged(&self) -> Option<&Commit> {
         self.commit.as_ref().filter(|commit| commit.is_acknowledged)
     }
 
@@ -105,7 +105,7 @@ impl Work {
         let is_behind = |block: &u64| captured.homes.get(block).is_some_and(|held| held.home == HomeState::Behind);
         // Of what the guest has written home of the transaction's own, none is at home: who has done so may be done with all of it.
         let is_past = |commit: &Commit| match passed {
-            TailMove::Passed(sequence) => is_after(sequence, commit.sequence),
+            TailMove::Passed(tail) => sequence::is_after(tail, commit.sequence),
             TailMove::Anew => true,
         };
         if self.acknowledged().is_some_and(|commit| commit.has_absorbed() && is_past(commit)) {

@@ -65,11 +65,6 @@ impl Commit {
         self.puts.range(blocks.clone()).next().is_some()
     }
 
-    /// What it puts into the region.
-    pub fn put(&self, block: u64) -> Option<&[u8]> {
-        self.puts.get(&block).map(|content| &content[..])
-    }
-
     /// What it has for a block.
     pub fn content(&self, block: u64) -> Option<&[u8]> {
         self.puts.get(&block).or_else(|| self.appends.get(&block)).map(|content| &content[..])
@@ -83,11 +78,6 @@ impl Commit {
     /// Whether it has anything that was absorbed.
     pub fn has_absorbed(&self) -> bool {
         !self.absorbed.is_empty()
-    }
-
-    /// What was absorbed of it.
-    pub fn absorbed(&self) -> impl Iterator<Item = (u64, &[u8])> {
-        self.absorbed.iter().filter_map(|block| Some((*block, self.content(*block)?)))
     }
 
     /// What has to be at home for it to count.

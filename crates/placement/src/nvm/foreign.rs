@@ -16,7 +16,6 @@
 use super::State;
 use super::captured::Captured;
 use super::closing::{Closing, Foreign};
-use super::commit_state::Commit;
 use super::log_stream::Tail;
 use super::mark::is_mark;
 use super::versions::HomeState;
@@ -113,11 +112,6 @@ impl Work {
                 captured.log.home.file.write_all_at(content, captured.log.home_offset(*block))?;
                 captured.log.home.set_dirty();
             }
-        }
-        // Of the last transaction it was absorbed, too.
-        for (block, content) in self.acknowledged().into_iter().flat_map(Commit::absorbed) {
-            captured.log.home.file.write_all_at(content, captured.log.home_offset(block))?;
-            captured.log.home.set_dirty();
         }
         Ok(())
     }

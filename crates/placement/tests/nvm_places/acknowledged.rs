@@ -219,18 +219,6 @@ fn what_may_be_lost_is_read_as_it_was_acknowledged() {
     assert!(rig.read(0, IN_USE) == content(2) && rig.read(0, FREE) == content(3));
 }
 
-/// Another partition table comes, and what the guest saw at home is a part of the disk.
-#[test]
-fn what_was_written_home_is_there_where_its_file_system_is_gone() {
-    let mut rig = with_one_ahead_of_its_flush();
-    let at = rig.home_at(0, IN_USE);
-    rig.request(RequestKind::Write, at, &mut content(2));
-    rig.may_fail = true;
-    rig.request(RequestKind::Write, 0, &mut vec![0; BLOCK as usize]);
-    rig.end_held();
-    assert!(rig.stored(0, IN_USE) == content(2));
-}
-
 /// A tail that lets nothing of the transaction go need not wait for it.
 #[test]
 fn a_tail_before_what_was_absorbed_does_not_wait() {
