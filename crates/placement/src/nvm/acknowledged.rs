@@ -45,7 +45,7 @@ fn lost(sequence: u32) -> io::Error {
 
 impl Work {
     /// The transaction that the guest was told of, and that is not durable.
-    fn acknowledged(&self) -> Option<&Commit> {
+    pub(super) fn acknowledged(&self) -> Option<&Commit> {
         self.commit.as_ref().filter(|commit| commit.is_acknowledged)
     }
 

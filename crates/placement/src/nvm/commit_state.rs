@@ -80,6 +80,11 @@ impl Commit {
         !self.absorbed.is_empty()
     }
 
+    /// What was absorbed of it.
+    pub fn absorbed(&self) -> impl Iterator<Item = (u64, &[u8])> {
+        self.absorbed.iter().filter_map(|block| Some((*block, self.content(*block)?)))
+    }
+
     /// What has to be at home for it to count.
     pub fn appends(&self) -> impl Iterator<Item = (u64, &[u8])> {
         self.appends.iter().map(|(block, content)| (*block, &content[..]))

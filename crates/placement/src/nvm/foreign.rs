@@ -16,6 +16,7 @@
 use super::State;
 use super::captured::Captured;
 use super::closing::{Closing, Foreign};
+use super::commit_state::Commit;
 use super::log_stream::Tail;
 use super::mark::is_mark;
 use super::versions::HomeState;
@@ -115,6 +116,11 @@ impl Work {
         }
         Ok(())
     }
+        // So is what it has written home of a transaction that does not count yet, and later than any of these: that is in the commit alone, which goes.
+        for (block, content) in self.acknowledged().into_iter().flat_map(Commit::absorbed) {
+            captured.log.home.file.write_all_at(content, captured.log.home_offset(block))?;
+            captured.log.home.set_dirty();
+        }
 
     /// The open log is written over, by `block` at byte `offset` of the disk: it ends, and then that is carried out. The
     /// caller holds the request.

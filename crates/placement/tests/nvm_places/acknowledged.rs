@@ -219,6 +219,42 @@ fn what_may_be_lost_is_read_as_it_was_acknowledged() {
     assert!(rig.read(0, IN_USE) == content(2) && rig.read(0, FREE) == content(3));
 }
 
+/// Another file system is made over this one: the superblock's write was on its way before the transaction was acknowledged (one that came later would
+/// wait). What the guest has written home of that is in the commit alone.
+#[test]
+fn what_was_written_home_is_there_where_its_file_system_is_gone() {
+    for (earlier, is_lost) in [(false, false), (true, false), (false, true)] {
+        let mut rig = Rig::with(1, |options| (options.pipelined, options.append_home_bytes_min) = (true, 0));
+        rig.superblock(0, true);
+        rig.commit(0, IN_USE, &content(1));
+        let (start, at, free_at) = (rig.file_systems[0].start, rig.home_at(0, IN_USE), rig.home_at(0, FREE));
+        if earlier {
+            assert_eq!(rig.request(RequestKind::Write, at, &mut content(1)), 0, "absorbed");
+        }
+        rig.holds = Box::new(move |operation| operation.operation == Operation::Flush || operation.offset == start);
+        rig.request(RequestKind::Write, start, &mut vec![0; BLOCK as usize]);
+        assert_eq!(rig.held.len(), 1, "its superblock is being written over");
+        rig.commit_all(0, &[(IN_USE, content(2)), (FREE, content(3))]);
+        assert!(found(&rig).prepared.is_some() && rig.held.len() == 2, "it is acknowledged");
+        assert_eq!(rig.request(RequestKind::Write, at, &mut content(2)), 0, "absorbed");
+        assert_eq!(rig.request(RequestKind::Write, free_at, &mut content(3)), 0, "absorbed");
+        rig.may_fail = true;
+        let (superblock, flush) = (rig.held.remove(0), rig.held.remove(0));
+        if is_lost {
+            rig.fails = Box::new(|operation| operation.operation == Operation::Flush);
+            rig.end(flush);
+            rig.fails = Box::new(|_| false);
+            rig.file.write_all_at(&[0; BLOCK as usize], free_at).expect("written");
+        }
+        rig.holds = Box::new(|_| false);
+        rig.end(superblock);
+        let logs = rig.journals.logs();
+        assert!(!logs.iter().any(|log| log.place().home_start == start), "its journal is known still");
+        assert!(found(&rig).owner.is_none(), "the region is nobody's");
+        assert!(rig.stored(0, IN_USE) == content(2) && rig.stored(0, FREE) == content(3), "{earlier}, {is_lost}");
+    }
+}
+
 /// A tail that lets nothing of the transaction go need not wait for it.
 #[test]
 fn a_tail_before_what_was_absorbed_does_not_wait() {
