@@ -95,7 +95,9 @@ impl Work {
             let waiting = self.held.drain(..).chain(foreign.map(|closing| closing.request));
             waiting.for_each(|request| steps.release(request, Status::Ok));
         }
-        if let Err(error) = put.and_then(|()| give_up_mark(&captured)).and_then(|()| self.bring_seen_home(&captured)) {
+        // The guest may have flushed it, and the region is nobody's in a moment.
+        let seen = self.bring_seen_home(&captured).and_then(|()| captured.log.home.file.sync_data());
+        if let Err(error) = put.and_then(|()| give_up_mark(&captured)).and(seen) {
             log::error!(
                 "disk {}: writing where the file system was failed: {error}; what the guest wrote there is lost",
                 self.name()
@@ -114,13 +116,13 @@ impl Work {
                 captured.log.home.set_dirty();
             }
         }
-        Ok(())
-    }
         // So is what it has written home of a transaction that does not count yet, and later than any of these: that is in the commit alone, which goes.
         for (block, content) in self.acknowledged().into_iter().flat_map(Commit::absorbed) {
             captured.log.home.file.write_all_at(content, captured.log.home_offset(block))?;
             captured.log.home.set_dirty();
         }
+        Ok(())
+    }
 
     /// The open log is written over, by `block` at byte `offset` of the disk: it ends, and then that is carried out. The
     /// caller holds the request.

@@ -242,3 +242,24 @@ fn an_opening_whose_flush_failed_is_no_obstacle_to_the_next_start() {
         journals.unwrap_or_else(|error| panic!("for good: {is_for_good}: {error}"));
     }
 }
+
+/// What the guest saw at home of a file system that is gone, and flushed, is nowhere else when its region is nobody's.
+#[test]
+fn what_the_guest_saw_is_durable_before_the_region_of_a_file_system_that_is_gone_is_nobodys() {
+    let mut rig = Rig::new(1);
+    rig.superblock(0, true);
+    rig.commit(0, IN_USE, &content(1));
+    let (start, at, log_at) = (rig.file_systems[0].start, rig.home_at(0, IN_USE), rig.file_systems[0].log_at[0]);
+    assert_eq!(rig.request(RequestKind::Write, at, &mut content(1)), 0, "absorbed");
+    // Storage has no mark either that would have to be given up, durably.
+    rig.file.write_all_at(&[0; BLOCK as usize], log_at).expect("written");
+    write_log::simulated_flushes::die_before(1);
+    let wiped = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        rig.request(RequestKind::Write, start, &mut vec![0; BLOCK as usize]);
+    }));
+    write_log::simulated_flushes::die_before(0);
+    assert!(wiped.is_err(), "nothing was flushed");
+    let region = std::fs::read(&rig.region).expect("read");
+    let found = nvm_journal::Found::read(&region[..region.len() / 2]).expect("whole").expect("a region");
+    assert!(found.owner.is_some() && rig.stored(0, IN_USE) == content(1), "it is on its way");
+}
