@@ -97,8 +97,15 @@ fn mounted(image: &[u8], start: u64) -> Mounted {
     Mounted { start, log_at, superblock, builder: LogBuilder::new(format, parsed.first, parsed.sequence + 1) }
 }
 
-/// What is done, once, when the region is fenced next.
-type Hook = Arc<Mutex<Option<Box<dyn FnOnce() + Send>>>>;
+/// What is done, once, when the region is fenced next; that fails where this does.
+type Hook = Arc<Mutex<Option<Box<dyn FnOnce() -> std::io::Result<()> + Send>>>>;
+
+/// Has this done at each fence of the region, until it fails.
+fn at_each_fence(hook: &Hook, mut fence: impl FnMut() -> std::io::Result<()> + Send + 'static) {
+    let again = Arc::clone(hook);
+    let once = move || fence().map(|()| at_each_fence(&again, fence));
+    *hook.lock().expect("no panic") = Some(Box::new(once));
+}
 
 /// What is done each time that something is stored to the region, and when.
 type EachStep = Arc<Mutex<Option<(Moment, Box<dyn FnMut() + Send>)>>>;
@@ -149,7 +156,7 @@ impl Medium for Hooked {
     fn fence(&mut self) -> std::io::Result<()> {
         let hook = self.hook.lock().expect("no panic").take();
         if let Some(hook) = hook {
-            hook();
+            hook()?;
         }
         self.medium.fence()
     }
@@ -648,6 +655,7 @@ fn a_journal_that_is_being_opened_does_not_go_elsewhere_meanwhile() {
             });
             // Whoever waits until it is open is not waited for.
             let _ = is_done.recv_timeout(Duration::from_millis(200));
+            Ok(())
         };
         *rig.hook.lock().expect("no panic") = Some(Box::new(hook));
         rig.superblock(0, true);

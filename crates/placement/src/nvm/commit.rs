@@ -350,7 +350,7 @@ impl Work {
     /// What was acknowledged is durable, whatever was known of that before.
     pub(super) fn end_acknowledged(&mut self, captured: &mut Captured) {
         if let Some(commit) = &mut self.commit {
-            (commit.stage, commit.has_failed) = (Stage::Flush, false);
+            commit.has_failed = false;
         }
         self.end_commit(captured);
     }
@@ -374,10 +374,15 @@ impl Work {
             is_published = false;
         }
         if commit.is_acknowledged && !is_published {
+            // Of one that could not be made durable after all.
+            let is_said = commit.is_lost();
             captured.has_failed = true;
             commit.stage = Stage::Lost;
             self.commit = Some(commit);
-            return self.say_lost();
+            if !is_said {
+                self.say_lost();
+            }
+            return;
         }
         if !commit.is_acknowledged && (!is_published || captured.has_failed) {
             log::error!(

@@ -319,6 +319,31 @@ fn who_reads_where_a_log_begins_has_what_was_acknowledged_made_durable() {
     assert!(rig.recovered_block(FREE) == content(3) && rig.recovered_block(IN_USE) == content(4));
 }
 
+/// It is lost once, however often somebody tries to make it durable.
+#[test]
+fn a_transaction_that_is_lost_is_counted_once() {
+    // The fence of the region that fails as that is tried: of the mark, or of the transaction's own, which is the last.
+    for failing in 0.. {
+        let (mut rig, ..) = with_a_lost_transaction();
+        let at = rig.file_systems[0].log_at[0];
+        let mut left = failing;
+        at_each_fence(&rig.hook, move || {
+            left -= 1;
+            if left < 0 { Err(std::io::Error::other("the region has failed")) } else { Ok(()) }
+        });
+        for _ in 0..3 {
+            rig.request(RequestKind::Read, at, &mut content(0));
+        }
+        if rig.failed.is_empty() {
+            assert!(failing > 0);
+            break;
+        }
+        let report = rig.journals.report("vm");
+        let said = report.disks[0].nvm.as_ref().expect("regions").commits_in_doubt;
+        assert_eq!((said, rig.failed.len()), (1, 3), "fence {failing}");
+    }
+}
+
 /// The log is not what it seems: it goes to its own place with what was acknowledged, or stays.
 #[test]
 fn a_log_does_not_go_to_its_own_place_without_what_was_acknowledged() {
