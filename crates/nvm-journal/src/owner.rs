@@ -151,7 +151,10 @@ pub(crate) fn write<M: Medium>(medium: &mut M, owner: &Owner) -> Result<OwnerWor
 /// That goes for one that is whole and has an owner, too: a guest can write such a one, to the last checksum, and nothing here tells it from a
 /// true one. There is none in a region that was claimed since regions of other cuts are looked for first; an earlier amberlog may have claimed
 /// this one around it. So what is put out is said.
-pub(crate) fn clear<M: Medium>(medium: &mut M) -> Result<(), Error> {
+///
+/// False where it is nobody's, durably, and the medium has failed when that was cleared: nothing is lost by that, and nothing more can be
+/// stored there.
+pub(crate) fn clear<M: Medium>(medium: &mut M) -> Result<bool, Error> {
     let failed = || Error::failed("giving the NVM region back");
     let before = OwnerWord::decode(medium.word(field::OWNER))?;
     medium.store_word(field::OWNER, OwnerWord { record: None, ..before }.encode());
@@ -167,7 +170,13 @@ pub(crate) fn clear<M: Medium>(medium: &mut M) -> Result<(), Error> {
         medium.store_word(at + field::MAGIC, MAGIC_UNFINISHED);
         medium.write_back(at + field::MAGIC, 8);
     }
-    medium.fence().map_err(failed())?;
+    if let Err(error) = medium.fence() {
+        log::warn!(
+            "the NVM region was given back, and nobody needs anything in it; making durable what was cleared in it since has failed ({error}), so \
+             that it is not used again before it is opened anew"
+        );
+        return Ok(false);
+    }
     if let Some((first, owner)) = owned.first() {
         log::warn!(
             "the NVM region that is given back had in it, at byte {first} of its device or file, what looks like a region of another cut with \
@@ -177,7 +186,7 @@ pub(crate) fn clear<M: Medium>(medium: &mut M) -> Result<(), Error> {
             owned.len()
         );
     }
-    Ok(())
+    Ok(true)
 }
 
 /// What looks like a region with an owner at byte `at` of another one, just as one would be that was made there. Gives where that is in the

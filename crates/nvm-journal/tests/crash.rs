@@ -608,11 +608,12 @@ impl Run {
                 .expect("a stand-in"),
         )
         .give_back()
+        .expect("given back")
         .expect("the medium works");
         // Now and then for a file system with other blocks in between: the region is formatted anew.
         let medium = if self.random.below(4) == 0 {
             let other = Journal::claim(medium, 0, 1024, &owner(), sequence, self.options).expect("free");
-            other.give_back().expect("the medium works")
+            other.give_back().expect("given back").expect("the medium works")
         } else {
             medium
         };

@@ -114,7 +114,8 @@ fn a_region_that_owes_something_is_never_written_over_by_one_of_another_cut() {
         claim(&path, asked)
             .unwrap_or_else(|error| panic!("{asked} after {owed}: {error}"))
             .give_back()
-            .expect("given back");
+            .expect("given back")
+            .expect("it works");
         // … and neither is the other one then.
         commit_and_die(&path, owed, &[4; BLOCK_BYTES]);
         give_back(&path, owed);

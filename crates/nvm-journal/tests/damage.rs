@@ -1,7 +1,7 @@
 //! A region that was damaged is refused with a sentence or read for what it still is; it never panics, and never gives
 //! away a version that was not committed.
 
-use nvm_journal::medium::{Medium, SimulatedMedium};
+use nvm_journal::medium::{Durability, Medium, SimulatedMedium};
 use nvm_journal::{ATTACHMENT_BYTES, Found, Journal, JournalOptions, Owner};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
@@ -98,9 +98,70 @@ fn a_region_that_is_given_back_has_nothing_prepared() {
     journal.put(3, &[7; BLOCK_BYTES]).expect("room");
     journal.prepare(b"its appends").expect("room");
     journal.publish().expect("the medium works");
-    let medium = journal.give_back().expect("the medium works");
+    let medium = journal.give_back().expect("given back").expect("the medium works");
     let durable = medium.crash_images().image(&mut |_| 0);
     assert_eq!(durable[0x58..0x60], [0; 8]);
+}
+
+/// A medium that fails at a fence.
+struct Failing {
+    medium: SimulatedMedium,
+    /// How many fences go well before.
+    fences: u32,
+}
+
+impl Medium for Failing {
+    fn bytes(&self) -> &[u8] {
+        self.medium.bytes()
+    }
+
+    fn store_word(&mut self, offset: u64, value: u64) {
+        self.medium.store_word(offset, value);
+    }
+
+    fn write_back(&mut self, offset: u64, len: u64) {
+        self.medium.write_back(offset, len);
+    }
+
+    fn stream(&mut self, offset: u64, bytes: &[u8]) {
+        self.medium.stream(offset, bytes);
+    }
+
+    fn fence(&mut self) -> std::io::Result<()> {
+        self.medium.fail_fences(self.fences == 0);
+        self.fences = self.fences.saturating_sub(1);
+        self.medium.fence()
+    }
+
+    fn durability(&self) -> Durability {
+        self.medium.durability()
+    }
+}
+
+/// What is cleared in a region that is nobody's any more is nobody's loss: only that it is not to be used again is said.
+#[test]
+fn a_region_is_given_back_once_nobody_has_it() {
+    let owned = || {
+        let medium = Failing { medium: SimulatedMedium::new(60_000), fences: u32::MAX };
+        Journal::claim(medium, 0, BLOCK_BYTES as u32, &owner(), 7, JournalOptions::default()).expect("a free region")
+    };
+    for fences in 0..3 {
+        let mut medium = owned().into_medium();
+        medium.fences = fences;
+        let forgotten = nvm_journal::forget(&mut medium);
+        let durable = medium.medium.crash_images().image(&mut |_| 0);
+        let is_nobodys = Found::read(&durable).expect("whole").expect("a region").owner.is_none();
+        assert_eq!((forgotten.is_ok(), is_nobodys), (fences > 0, fences > 0), "{fences} fences");
+        let mut journal = owned();
+        journal.medium_mut().fences = fences;
+        let given_back = journal.give_back();
+        let medium = given_back.map(|medium| medium.is_some()).map_err(|error| error.to_string());
+        match fences {
+            0 => assert!(medium.is_err_and(|error| error.contains("giving the NVM region back")), "it has an owner"),
+            1 => assert_eq!(medium, Ok(false), "it has failed"),
+            _ => assert_eq!(medium, Ok(true)),
+        }
+    }
 }
 
 /// A medium that loses a line reads as zeros there: that is refused, or touches nothing that counts.

@@ -154,14 +154,14 @@ impl<M: Medium> Journal<M> {
         })
     }
 
-    /// Gives the region back: nobody's blocks are in it from here on.
+    /// Gives the region back: nobody's blocks are in it from here on. No medium where that has failed behind it.
     ///
     /// # Errors
-    /// When the medium fails.
-    pub fn give_back(mut self) -> Result<M, Error> {
+    /// When the medium fails before.
+    pub fn give_back(mut self) -> Result<Option<M>, Error> {
         self.check_works()?;
-        owner::clear(&mut self.medium)?;
-        Ok(self.medium)
+        let works = owner::clear(&mut self.medium)?;
+        Ok(works.then_some(self.medium))
     }
 
     /// The medium as it is, owner and all.
@@ -542,7 +542,7 @@ pub fn capacity(region: &[u8], region_offset: u64, block_bytes: u32) -> Result<u
 /// [`Error::Refused`] when it is no region, otherwise when the medium fails.
 pub fn forget<M: Medium>(medium: &mut M) -> Result<(), Error> {
     match Geometry::read(medium.bytes())? {
-        Some(geometry) => geometry.check_fits(medium.bytes()).and_then(|()| owner::clear(medium)),
+        Some(geometry) => geometry.check_fits(medium.bytes()).and_then(|()| owner::clear(medium)).map(drop),
         None => Err(Error::refused("there is no NVM region of amberlog's there")),
     }
 }

@@ -365,7 +365,7 @@ impl Work {
             // A mark without a region is refused by every later start, and it may be there. Where it stays, the region stays
             // as well, owes nothing, and is finished by the next start.
             if write_mark_bytes(log, &before).is_ok() {
-                *state = State::Idle(journal.give_back()?);
+                *state = journal.give_back()?.map_or(State::Failed, State::Idle);
             }
             return Err(error);
         }

@@ -180,7 +180,7 @@ impl Work {
         let mut notes = captured.notes;
         match captured.journal.give_back() {
             Ok(medium) => {
-                *state = State::Idle(medium);
+                *state = medium.map_or(State::Failed, State::Idle);
                 notes.remove();
             }
             Err(error) => {

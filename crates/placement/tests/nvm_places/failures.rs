@@ -243,6 +243,29 @@ fn an_opening_whose_flush_failed_is_no_obstacle_to_the_next_start() {
     }
 }
 
+/// The region says durably that it is nobody's, and then fails: it is given back, and not used any more.
+#[test]
+fn a_region_that_fails_when_it_is_nobodys_was_given_back() {
+    let mut rig = Rig::new(1);
+    rig.superblock(0, true);
+    rig.commit(0, IN_USE, &content(1));
+    assert_eq!(rig.notes().len(), 1);
+    let (region, mut fences) = (rig.region.clone(), 0);
+    at_each_fence(&rig.hook, move || {
+        let region = std::fs::read(&region)?;
+        let found = nvm_journal::Found::read(&region[..region.len() / 2]).expect("whole").expect("a region");
+        fences += u32::from(found.owner.is_none());
+        if fences == 2 { Err(std::io::Error::other("the region has failed")) } else { Ok(()) }
+    });
+    rig.superblock(0, false);
+    assert!(rig.hook.lock().expect("no panic").is_none(), "it has not failed");
+    assert!(!rig.log(0).is_open() && rig.notes().is_empty(), "nobody goes on with it");
+    // What is mounted next is told nothing of it.
+    rig.superblock(0, true);
+    assert!(rig.commit(0, IN_USE, &content(2)) > 0, "its own place has it");
+    assert!(rig.replayed(0) == [(IN_USE, content(2))].into());
+}
+
 /// What the guest saw at home of a file system that is gone, and flushed, is nowhere else when its region is nobody's.
 #[test]
 fn what_the_guest_saw_is_durable_before_the_region_of_a_file_system_that_is_gone_is_nobodys() {

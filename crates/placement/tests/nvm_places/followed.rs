@@ -33,7 +33,7 @@ impl Rig {
         self.route.started(Start::Resumed, &table)
     }
 
-    fn notes(&self) -> Vec<PathBuf> {
+    pub(super) fn notes(&self) -> Vec<PathBuf> {
         let names = self.journals.directory().directory().names().expect("read");
         let is_notes = |name: &std::ffi::OsString| name.to_string_lossy().ends_with(".notes");
         names.into_iter().filter(is_notes).map(|name| self.journals.directory().path().join(name)).collect()
