@@ -480,6 +480,80 @@ fn a_worker_that_dies_behind_an_acknowledged_transaction_is_followed_by_one_that
     assert!(deaths > 4, "hardly any worker died: {deaths}");
 }
 
+/// The guest is answered that it has written home what its last transaction has, which may be lost still, and nothing was written. Whatever comes next,
+/// that is there if the transaction is, and what was before if it is not.
+#[test]
+fn what_was_absorbed_of_an_acknowledged_transaction_is_there_with_it_whatever_comes_next() {
+    let image = guest::image();
+    let (mut absorbed, mut recovered) = ([0; 7], [0; 2]);
+    for seed in 0..840 {
+        let mut guest = Guest::new(&image, 18_000_000 + seed);
+        let (changed, append) = (guest.metadata[1], guest.dynamic[1]);
+        guest.commit_one(changed);
+        if seed % 2 == 0 {
+            // What was committed there before is absorbed as well.
+            guest.write_home_soon(changed);
+            guest.settle();
+        }
+        guest.free_and_append(guest.dynamic[0], append);
+        while guest.is_told_too_late() {
+            guest.end_one();
+        }
+        if ![changed, append].iter().any(|block| guest.write_home_ahead(*block)) {
+            continue;
+        }
+        let next = (seed % 7) as usize;
+        absorbed[next] += 1;
+        guest.recover();
+        match next {
+            // The power fails, at one moment or another.
+            0 => (0..4).for_each(|_| {
+                guest.recover();
+                guest.end_one();
+            }),
+            // The worker dies behind the answer: at once, or in the midst of what follows it.
+            1 => guest.die_next(),
+            2 => guest.die_soon(),
+            // The flush fails.
+            3 => {
+                guest.fail_next();
+                guest.settle();
+                assert_eq!(guest.report().commits_in_doubt, 1, "seed {seed}: it has not failed");
+                guest.read(changed);
+                guest.read(append);
+                guest.recover();
+                guest.close_in_vain();
+                assert_eq!(guest.failures(), 1, "seed {seed}: its log is closed without it");
+                guest.recover();
+                recovered.iter_mut().zip(guest.recovered).for_each(|(sum, count)| *sum += count);
+                continue;
+            }
+            // The log passes it, is closed and given back, or leaves.
+            4 => guest.pass_everything(),
+            5 => guest.remount(),
+            _ => {
+                while !guest.leave() {
+                    guest.end_one();
+                }
+            }
+        }
+        guest.recover();
+        guest.write_home(guest.metadata[0]);
+        guest.settle();
+        guest.recover();
+        guest.read(changed);
+        guest.read(append);
+        guest.pass_everything();
+        guest.recover();
+        guest.read(changed);
+        guest.read(append);
+        assert_eq!(guest.failures(), 0, "seed {seed}: the guest sees an error");
+        recovered.iter_mut().zip(guest.recovered).for_each(|(sum, count)| *sum += count);
+    }
+    assert!(absorbed.iter().all(|count| *count > 4), "hardly anything was absorbed: {absorbed:?}");
+    assert!(recovered.iter().all(|count| *count > 4), "hardly any power cut met such a transaction: {recovered:?}");
+}
+
 /// The flush fails behind an acknowledged transaction: no later one is, what is there is that transaction or all before it, and the report
 /// says so.
 #[test]

@@ -823,6 +823,20 @@ impl Guest {
         self.send_home(block, 0, &content);
     }
 
+    /// The guest writes a block home while its last transaction may be lost still. True when that was absorbed: it is answered, and storage was told
+    /// of nothing.
+    pub fn write_home_ahead(&mut self, block: u64) -> bool {
+        let operations = self.next_operation;
+        let is_ahead = self.has_prepared();
+        self.write_home_soon(block);
+        is_ahead && !self.busy.contains_key(&block) && self.next_operation == operations
+    }
+
+    /// The disk fails the next of the route's own operations.
+    pub fn fail_next(&mut self) {
+        self.fails_after = Some(0);
+    }
+
     /// Makes a free block data, and waits.
     pub fn reuse_as_data(&mut self, block: u64) {
         self.begin();
