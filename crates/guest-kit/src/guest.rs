@@ -12,6 +12,7 @@ use crate::platform::Platform;
 use crate::program;
 use crate::qmp::Qmp;
 use crate::report::{Acknowledged, ReportChannel, Reported};
+use crate::scratch::{Scratch, Use};
 use crate::spec::{Disks, GuestSpec};
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use std::cell::Cell;
@@ -22,12 +23,11 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
-use tempfile::TempDir;
 
 /// A guest that runs, or ran.
 pub struct Guest {
     name: String,
-    directory: Option<TempDir>,
+    directory: Option<Scratch>,
     child: Child,
     ended: Option<ExitStatus>,
     report: ReportChannel,
@@ -45,8 +45,7 @@ impl Guest {
         }
         let assets = Assets::get()?;
         let temporary = spec.directory.clone().unwrap_or_else(std::env::temp_dir);
-        let directory =
-            tempfile::Builder::new().prefix("guest-").tempdir_in(&temporary).at("create a directory in", &temporary)?;
+        let directory = Scratch::new_in(&temporary, Use::Run)?;
         let path = directory.path();
 
         let initramfs = path.join("initramfs");
@@ -85,7 +84,7 @@ impl Guest {
             .envs(spec.environment.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::null())
             .stdout(log_file(&path.join("stdout.log"))?)
-            .stderr(log_file(&path.join("stderr.log"))?)
+            .stderr(directory.errors()?)
             .process_group(0);
         let started = program::spawn(command);
         let child = match started {

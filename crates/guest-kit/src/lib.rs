@@ -31,6 +31,7 @@ mod programs;
 mod qemu;
 pub mod qmp;
 pub mod report;
+pub mod scratch;
 pub mod spec;
 pub mod toolchain;
 pub mod tree;

@@ -6,11 +6,11 @@ use crate::cell::Cell;
 use crate::error::{Error, Result};
 use crate::measured::Parameters;
 use guest_kit::program;
+use guest_kit::scratch::{Scratch, Use};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::Command;
-use tempfile::TempDir;
 
 /// What one request carried in the paper's guests: eleven pages, Xen 2's first block driver.
 const SPLIT_BYTES: &str = "45056";
@@ -31,12 +31,7 @@ pub const LAYERS: [&str; 4] = ["fast", "superblock", "dftl", "page"];
 pub fn replay(cell: &Cell, _parameters: &Parameters) -> Result<BTreeMap<String, f64>> {
     let group = &cell.group;
     let (traces, stagger) = recorded(cell)?;
-    let temporary = std::env::temp_dir();
-    let directory = TempDir::new_in(&temporary).map_err(|source| Error::File {
-        action: "write in",
-        path: temporary.clone(),
-        source,
-    })?;
+    let directory = Scratch::new_in(&std::env::temp_dir(), Use::Lab)?;
     let merged = directory.path().join("merged.amber");
     let amberlog = program::workspace_binary("amberlog")?;
     let mut command = Command::new(&amberlog);

@@ -38,7 +38,6 @@ pub mod results;
 pub mod rig;
 pub mod run;
 mod samples;
-mod scratch;
 pub mod shootout;
 pub mod sight;
 pub mod sizes;

@@ -11,11 +11,11 @@ use crate::clocks;
 use crate::error::{Error, FileContext, Result};
 use crate::journal_server::JournalServer;
 use crate::measured::{CellResult, Parameters};
-use crate::scratch::{self, Scratch};
 use crate::workload::{Sizes, Workload};
 use disk_model::{Model, Profile, Server, ServerOptions};
 use guest_kit::aged::Aged;
 use guest_kit::image::{self, ExtRecipe, FileSystem, Journal};
+use guest_kit::scratch::{self, Scratch, Use};
 use guest_kit::{Guest, GuestSpec, Platform, interrupt, program, toolchain};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -212,7 +212,7 @@ impl Rig {
     /// When no directory can be made there.
     pub fn new(images: Option<&Path>, consoles: PathBuf, limit: Option<Duration>) -> Result<Self> {
         let parent = images.map_or_else(std::env::temp_dir, Path::to_owned);
-        let directory = Scratch::new_in(&parent)?;
+        let directory = Scratch::new_in(&parent, Use::Lab)?;
         Ok(Rig {
             session: None,
             directory,
@@ -297,7 +297,7 @@ impl Rig {
         let group = &cell.group;
         let started = Instant::now();
         let directory = tempfile::tempdir_in(self.directory.path()).at("write in", self.directory.path())?;
-        let tmpfs = Scratch::new_in(scratch::memory())?;
+        let tmpfs = Scratch::new_in(scratch::memory(), Use::Lab)?;
         let profile: Profile = group.disk.parse().map_err(Error::Told)?;
         let seed = parameters.seed + u64::from(cell.iteration);
         let sizes = parameters.constants();

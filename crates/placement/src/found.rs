@@ -297,9 +297,16 @@ pub fn sweep(base: &Path, registry: &Path) {
 /// The same for what was left by whoever served `image`, which was recovered from elsewhere: the guest's memory would stay in tmpfs.
 pub fn sweep_after(image: &Path) {
     for registry in own_places().unwrap_or_default() {
-        if let Ok(Some(area)) = AreaDirectory::find(&registry, image) {
-            remove_if_nothing_is_owed(&area, &registry);
-        }
+        sweep_all_of(image, &registry);
+    }
+}
+
+/// One that lives, or is owed something, may be named in front of others.
+fn sweep_all_of(image: &Path, registry: &Path) {
+    let mut looked_at = HashSet::new();
+    while let Ok(Some(area)) = AreaDirectory::find_but(registry, image, |area| looked_at.contains(area)) {
+        remove_if_nothing_is_owed(&area, registry);
+        looked_at.insert(area);
     }
 }
 
@@ -669,6 +676,35 @@ mod tests {
         assert!(!file.has_written());
         file.clone().write_all_at(&[1], 0).expect("written");
         assert!(file.has_written(), "whoever wrote");
+    }
+
+    /// An image may have been served by several, one after the other, of which one lives, or is owed something.
+    #[test]
+    fn all_that_was_left_for_an_image_is_swept_whatever_is_named_first() {
+        let base = tempfile::tempdir_in("/dev/shm").expect("tmpfs");
+        let (vms, registry) = (base.path().join("vms"), base.path().join("registry"));
+        let image = base.path().join("image");
+        std::fs::write(&image, [0; 4096]).expect("an image");
+        let registered = || {
+            let directory = AreaDirectory::create(&vms, &registry).expect("made");
+            directory.register(&image).expect("registered");
+            directory
+        };
+        for living in 0..3 {
+            let mut left: Vec<Option<AreaDirectory>> = (0..3).map(|_| Some(registered())).collect();
+            let paths: Vec<PathBuf> = left.iter().flatten().map(|directory| directory.path().to_owned()).collect();
+            let lives = left[living].take();
+            drop(left);
+            let stay = || [0, 1, 2].map(|at| paths[at].exists());
+            let is_swept = (0..500).any(|_| {
+                sweep_all_of(&image, &registry);
+                // A child that another test begins has their locks until it is a program of its own.
+                std::thread::sleep(std::time::Duration::from_millis(10));
+                stay() == [0, 1, 2].map(|at| at == living)
+            });
+            assert!(is_swept, "of three that were left for it, number {living} lives: {:?} are there", stay());
+            lives.expect("it lives").remove();
+        }
     }
 
     /// The server may be lost: then the copy in tmpfs is all that there is.

@@ -6,8 +6,8 @@
 //! Whoever restored a copy that was made while the file system was mounted cannot be told from who did not.
 //!
 //! What must never happen: that blocks of one file system are written onto another, or onto an older state that no kernel would replay a journal
-//! onto. Failure story: a recovery that was cut off before it emptied the journal has taken the word away itself. It is told by all of the log
-//! being there.
+//! onto. Failure story: a recovery that was cut off before it emptied the journal has taken the word away itself, and has put home the UUID that
+//! the log says. It is told by all of the log being there.
 
 use crate::scan::FoundLogPlace;
 use jbd2::Superblock;
@@ -46,6 +46,10 @@ pub(crate) fn why_not_its_home(
     // A file system that is mounted can be given another UUID, and the journal is told so by whoever does that.
     let is_user = books.nr_users > 0 && found.uuid == books.first_user;
     if found.uuid != place.file_system_uuid && !is_user {
+        // The log of one that was given it while it was mounted has that UUID, too: a recovery has put it there, if all of the log is there.
+        if found.journal_uuid == books.uuid && !found.needs_recovery() && is_done()? {
+            return Ok(None);
+        }
         let [is, was] = [&found.uuid, &place.file_system_uuid].map(uuid_text);
         let mut why = format!("the file system at byte {at} of it is {is}, and {what} is the journal of {was}");
         // Whoever gave it that while it was mounted need not have told its journal (the kernel does not, asked by tune2fs), and so does a clone

@@ -5,9 +5,14 @@
 //! never be what a product path depends on; needs /dev/fuse and the right to mount (root, or fusermount3).
 //!
 //! Failure story: where FUSE is not to be had, [`TestStorage::new`] says so in a sentence and the caller leaves out what it
-//! wanted to test or measure, aloud. Dropping it unmounts; the backing file stays.
+//! wanted to test or measure, aloud. Dropping it unmounts; the backing file stays. What a process leaves mounted that is killed,
+//! [`remove_dead_mounts`] takes away.
 
 #![forbid(unsafe_code)]
+
+mod dead;
+
+pub use dead::remove_dead_mounts;
 
 use fuser::{
     BackgroundSession, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo,
@@ -141,9 +146,9 @@ impl TestStorage {
         let thread = std::thread::current();
         let whose: String =
             thread.name().unwrap_or("").chars().map(|c| if c.is_alphanumeric() { c } else { '_' }).take(100).collect();
-        let mounted_at = tempfile::Builder::new().prefix(&format!("amberlog-storage-{whose}-")).tempdir()?;
+        let mounted_at = tempfile::Builder::new().prefix(&format!("{}{whose}-", dead::DIRECTORY)).tempdir()?;
         let mut config = Config::default();
-        config.mount_options = vec![MountOption::FSName("amberlog-test-storage".to_owned())];
+        config.mount_options = vec![MountOption::FSName(dead::name())];
         config.n_threads = Some(THREADS);
         config.clone_fd = true;
         let backing = file.try_clone()?;

@@ -6,7 +6,7 @@
 //! after it, and exit code 3 is for nothing that was changed at all.
 
 use super::give_up::{self, GivingUp};
-use crate::takeover::{PATIENCE, take_over};
+use crate::takeover::Patience;
 use command_line::print_line;
 use own_files::OwnDirectory;
 use placement::{
@@ -19,7 +19,6 @@ use serde_json::{Value, json};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::Instant;
 
 /// What every directory of a VM holds (crate `placement`).
 const LOCK: &str = "lock";
@@ -67,8 +66,8 @@ pub fn run(area: &Path, wishes: &Wishes<'_>) -> ExitCode {
         }
     };
     let mut attempts = Vec::new();
-    // One deadline for all: where many VMs live, they are not waited for one by one.
-    let deadline = Instant::now() + PATIENCE;
+    // Once for all: where many VMs live, they are not waited for one by one.
+    let mut patience = Patience::default();
     let mut left_alone = 0;
     for (path, opened) in directories {
         if let Err(error) = opened {
@@ -76,7 +75,7 @@ pub fn run(area: &Path, wishes: &Wishes<'_>) -> ExitCode {
             continue;
         }
         let mut attempt = Attempt::of(path.clone(), Vec::new());
-        match opened_again(&path, deadline) {
+        match opened_again(&path, &mut patience) {
             Ok(directory) => finish(&directory, wishes, giving_up.as_mut(), &mut attempt),
             Err(FinishError::Directory(error @ DirectoryError::InUse { .. })) if !is_one => {
                 // Asked for all that is left over: what lives is not.
@@ -148,11 +147,11 @@ fn is_own_directory(path: &Path) -> bool {
 }
 
 /// Opens and locks a directory that was found.
-fn opened_again(path: &Path, deadline: Instant) -> Result<AreaDirectory, FinishError> {
+fn opened_again(path: &Path, patience: &mut Patience) -> Result<AreaDirectory, FinishError> {
     // The one that knows of it, if there are several.
     let knows = |registry: &PathBuf| placement::is_registered_in(registry, path);
     let registry = own_places()?.into_iter().find(knows).unwrap_or_else(own_place);
-    Ok(take_over(path, &registry, deadline)?)
+    Ok(patience.take_over(path, &registry)?)
 }
 
 fn finish(directory: &AreaDirectory, wishes: &Wishes<'_>, giving_up: Option<&mut GivingUp>, attempt: &mut Attempt) {

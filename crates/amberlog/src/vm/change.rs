@@ -229,13 +229,13 @@ fn prepare_after(
         );
     }
     refuse_left(&attached)?;
-    finish_areas(&attached, brought)?;
+    let left = finish_areas(&attached, brought)?;
     require_raw(&mut attached, known)?;
     finish_elsewhere(&attached, &[], brought)?;
     let images = attached.iter().map(|disk| open_image(disk, false));
     let images = images.collect::<anyhow::Result<Vec<_>>>()?;
     let unlock = || images.iter().for_each(|image| image.unlock());
-    finish_left_meanwhile(&attached, &[], brought, unlock, || lock_all(&images))?;
+    finish_left_meanwhile(left, &attached, &[], brought, unlock, || lock_all(&images))?;
     let mut prepared = Vec::new();
     for (disk, image) in attached.iter().zip(images) {
         let options = &disk.options;

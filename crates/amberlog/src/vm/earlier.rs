@@ -55,22 +55,25 @@ pub(super) fn refuse_left(disks: &[Attached]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Finishes what an earlier process left for these images in areas in tmpfs.
-pub(super) fn finish_areas(disks: &[Attached], brought: &mut BroughtHome) -> anyhow::Result<()> {
-    LeftMeanwhile::default().finish_areas(disks, brought, refuse_in_use)
+/// Finishes what an earlier process left for these images in areas in tmpfs. Gives what is known for the look that follows once they are
+/// locked ([`finish_left_meanwhile`]): what keeps nobody from them is waited for once.
+pub(super) fn finish_areas(disks: &[Attached], brought: &mut BroughtHome) -> anyhow::Result<LeftMeanwhile> {
+    let mut left = LeftMeanwhile::default();
+    left.finish_areas(disks, brought, true)?;
+    Ok(LeftMeanwhile { copied: left.copied, patience: left.patience, ..LeftMeanwhile::default() })
 }
 
 /// The same once the images are locked. Until then they were anybody's: a VM of this host that had them, and has died or was left, may have
 /// left something since that was looked for last, in an area or elsewhere. What is finished locks the images itself, so they are given up for that with
 /// `unlock`, and taken again with `lock`, until nothing is found while they are locked.
 pub(super) fn finish_left_meanwhile(
+    mut left: LeftMeanwhile,
     disks: &[Attached],
     journals: &[&Path],
     brought: &mut BroughtHome,
     unlock: impl Fn(),
     lock: impl Fn() -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
-    let mut left = LeftMeanwhile::default();
     while left.is_there(disks)? {
         unlock();
         left.finish(disks, journals, brought)?;
@@ -90,6 +93,8 @@ pub(super) struct LeftMeanwhile {
     copied: HashSet<PathBuf>,
     /// What images said of logs that are elsewhere, when that was looked for.
     marks: HashSet<Vec<u8>>,
+    /// Of the last look at areas. Each has its own: whoever has the images in between may be killed after the one before.
+    patience: Patience,
 }
 
 impl LeftMeanwhile {
@@ -119,7 +124,7 @@ impl LeftMeanwhile {
         journals: &[&Path],
         brought: &mut BroughtHome,
     ) -> anyhow::Result<()> {
-        self.finish_areas(disks, brought, |_, _, _, _| Ok(()))?;
+        self.finish_areas(disks, brought, false)?;
         finish_elsewhere(disks, journals, brought)
     }
 
@@ -130,7 +135,7 @@ impl LeftMeanwhile {
     fn has_area(&mut self, disks: &[Attached]) -> anyhow::Result<bool> {
         self.in_use.clear();
         let (mut looked_at, mut has_area) = (self.done.clone(), false);
-        let mut patience = Patience::default();
+        self.patience = Patience::default();
         let registries = placement::own_places()?;
         for (disk, registry) in disks.iter().flat_map(|disk| registries.iter().map(move |registry| (disk, registry))) {
             while let Some((left, _)) = next_area(&disk.options.path, registry, &mut looked_at)? {
@@ -142,7 +147,7 @@ impl LeftMeanwhile {
                         *is_by_key || !disk.options.read_only || !self.copied.contains(&left)
                     });
                     if !marked.is_empty() {
-                        taken = patience.take_over(&left, registry);
+                        taken = self.patience.take_over(&left, registry);
                     }
                 }
                 match taken {
@@ -174,23 +179,26 @@ impl LeftMeanwhile {
         found.into_iter().filter(|(disk, mark)| has_place(*disk) && self.marks.insert(mark.to_vec())).count() > 0
     }
 
-    /// `if_in_use` is asked about one that somebody uses, by its path, whether it is named for the disk itself, and that disk.
+    /// What somebody uses refuses a disk (`refuses_in_use`), or is passed over.
     fn finish_areas(
         &mut self,
         disks: &[Attached],
         brought: &mut BroughtHome,
-        if_in_use: impl Fn(&Path, bool, &Attached, DirectoryError) -> anyhow::Result<()>,
+        refuses_in_use: bool,
     ) -> anyhow::Result<()> {
         let mut looked_at: HashSet<PathBuf> = self.done.union(&self.in_use).cloned().collect();
-        let mut patience = Patience::default();
+        self.patience = Patience::default();
         let registries = placement::own_places()?;
         for (disk, registry) in disks.iter().flat_map(|disk| registries.iter().map(move |registry| (disk, registry))) {
             // One that is gone may have been named in front of another one.
             while let Some((left, is_by_key)) = next_area(&disk.options.path, registry, &mut looked_at)? {
-                match patience.take_over(&left, registry) {
+                match self.patience.take_over(&left, registry) {
                     Ok(directory) => finish_area(&directory, disks, brought)?,
                     Err(error @ DirectoryError::InUse { .. }) => {
-                        if_in_use(&left, is_by_key, disk, error)?;
+                        if refuses_in_use {
+                            refuse_in_use(&left, is_by_key, disk, error)?;
+                            self.copied.insert(left);
+                        }
                         continue;
                     }
                     // Whoever had it is done with it, and has removed it: another VM with the same read-only disk, for one.
@@ -462,7 +470,8 @@ pub(super) mod tests {
             let images = [image_of(&disks[0].options.path)];
             lock_all(&images).expect("they are free");
             let unlock = || images[0].unlock();
-            let begun = finish_left_meanwhile(disks, &[], &mut BroughtHome::default(), unlock, || lock_all(&images));
+            let (left, mut brought) = (LeftMeanwhile::default(), BroughtHome::default());
+            let begun = finish_left_meanwhile(left, disks, &[], &mut brought, unlock, || lock_all(&images));
             assert!(is_locked(images[0].path()));
             begun.map_err(|error| format!("{error:#}"))
         };
@@ -526,22 +535,41 @@ pub(super) mod tests {
         let disks = ["a", "b"].map(|name| image_and_copy(directory.path(), name));
         let others =
             disks.each_ref().map(|[image, _]| Other::new(&directory.path().join("others"), &attached(&[image])));
-        let began = Instant::now();
         let given_up = attached(&[&disks[0][0], &disks[1][0]]);
-        assert!(!LeftMeanwhile::default().is_there(&given_up).expect("looked"), "they hold nothing");
-        assert!(began.elapsed() < PATIENCE, "{:?}", began.elapsed());
+        let mut left = LeftMeanwhile::default();
+        assert!(!left.is_there(&given_up).expect("looked"), "they hold nothing");
+        assert_eq!(left.patience.waited(), Duration::ZERO);
         others.iter().for_each(Other::mount);
         for [image, copy] in &disks {
             std::fs::copy(path_of(image), path_of(copy)).expect("copied");
         }
         let copies = attached(&[&disks[0][1], &disks[1][1]]);
-        let (mut left, began) = (LeftMeanwhile::default(), Instant::now());
-        for _ in 0..3 {
+        let mut left = LeftMeanwhile::default();
+        for waits in [PATIENCE, Duration::ZERO, Duration::ZERO] {
             assert!(!left.is_there(&copies).expect("looked"), "they are only read");
-            assert!(began.elapsed() >= PATIENCE, "they may have been killed a moment ago");
+            assert_eq!(
+                left.patience.waited(),
+                waits,
+                "they may have been killed a moment ago, and are waited for once"
+            );
         }
-        assert!(began.elapsed() < 2 * PATIENCE, "{:?}", began.elapsed());
         others.iter().for_each(|other| other.journals.directory().remove());
+    }
+
+    /// It looks before it has the locks, and once more when it has them.
+    #[test]
+    fn an_ordinary_start_waits_once_for_what_a_disk_is_a_copy_of() {
+        let directory = tempfile::tempdir_in("/dev/shm").expect("tmpfs");
+        let [image, copy] = image_and_copy(directory.path(), "image");
+        let other = Other::new(&directory.path().join("others"), &attached(&[&image]));
+        other.mount();
+        std::fs::copy(path_of(&image), path_of(&copy)).expect("copied");
+        let copies = attached(&[&copy]);
+        let mut left = finish_areas(&copies, &mut BroughtHome::default()).expect("it is only read");
+        assert_eq!(left.patience.waited(), PATIENCE, "it may have been killed a moment ago");
+        assert!(!left.is_there(&copies).expect("it is only read"));
+        assert_eq!(left.patience.waited(), Duration::ZERO, "it was waited for");
+        other.journals.directory().remove();
     }
 
     /// Somebody else finishes it, or looks at it.
@@ -590,7 +618,8 @@ pub(super) mod tests {
         assert_eq!(marked.expect("read").len(), 1);
         lock_all(&images).expect("they are free");
         let (unlock, mut brought) = (|| images[0].unlock(), BroughtHome::default());
-        finish_left_meanwhile(&disks, &[], &mut brought, unlock, || lock_all(&images)).expect("it begins");
+        let left = LeftMeanwhile::default();
+        finish_left_meanwhile(left, &disks, &[], &mut brought, unlock, || lock_all(&images)).expect("it begins");
         assert!(is_locked(&path) && placement::marked_elsewhere(&[&path]).expect("read").is_empty());
     }
 

@@ -463,7 +463,7 @@ impl Vm {
             refuse_left(&attached)?;
         }
         // What is owed to a disk is written home whatever its guest has written to the first block.
-        finish_areas(&attached, brought)?;
+        let left = finish_areas(&attached, brought)?;
         let registry = placement::own_place();
         placement::sweep(&options.shm, &registry);
         if is_awaiting {
@@ -485,7 +485,7 @@ impl Vm {
         let images = images.collect::<anyhow::Result<Vec<_>>>()?;
         if !is_awaiting && !is_left {
             let unlock = || images.iter().for_each(|image| image.unlock());
-            finish_left_meanwhile(&attached, &journal_disks, brought, unlock, || lock_all(&images))?;
+            finish_left_meanwhile(left, &attached, &journal_disks, brought, unlock, || lock_all(&images))?;
         }
         let (models, clients) = connect_models(options, &attached, &images)?;
         let trace = match &options.trace {

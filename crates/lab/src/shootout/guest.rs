@@ -10,8 +10,8 @@ use crate::load::is_idle;
 use crate::machine::process_tree_cpu_seconds;
 use crate::rig::{NVM_BANDWIDTH_MB, NVM_LATENCY_NS};
 use crate::samples::{counted_so_far, levels_since, marks_of_the_load};
-use crate::scratch::{self, Scratch};
 use guest_kit::image::{self, ExtRecipe, Journal};
+use guest_kit::scratch::{self, Scratch, Use};
 use guest_kit::{Accelerator, Drive, Guest, GuestSpec, Reported, program};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -60,8 +60,8 @@ impl Stand {
     /// A fresh file system on the medium.
     pub(super) fn new(options: &ShootOut, contender: &Contender) -> Result<Self> {
         let parent = options.images.clone().unwrap_or_else(std::env::temp_dir);
-        let directory = Scratch::new_in(&parent)?;
-        let fast = || Scratch::new_in(scratch::memory());
+        let directory = Scratch::new_in(&parent, Use::Lab)?;
+        let fast = || Scratch::new_in(scratch::memory(), Use::Lab);
         let mut stand = Stand {
             memory: fast()?,
             persistent: fast()?,

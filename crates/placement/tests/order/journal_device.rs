@@ -165,11 +165,22 @@ fn what_goes_to_no_home_is_put_in_its_place_whatever_is_on_the_other_disk() {
     assert!(std::fs::read(&left.images[0]).expect("the file system") == home, "nothing is written there");
 }
 
-/// A recovery takes the word away that the journal is to be replayed, and empties the journal after that. It may be cut off between the two.
+/// A recovery takes the word away that the journal is to be replayed, and empties the journal after that. It may be cut off between the two. Where
+/// the file system was given another UUID while it was mounted, it has that from the log by then, and its journal was not told.
 #[test]
 fn a_recovery_onto_another_disk_that_was_cut_off_goes_on() {
-    for is_restored in [false, true] {
-        let left = Left::new(|_| ());
+    for (is_restored, has_another_uuid) in [(false, false), (true, false), (false, true), (true, true)] {
+        let left = Left::after(
+            |_| (),
+            |rig, _| {
+                let home = std::fs::read(rig.directory.path().join("home")).expect("the file system");
+                let mut superblock = home[..BLOCK as usize].to_vec();
+                superblock[1024 + UUID..1024 + UUID + 16].fill(0x5a);
+                let mut blocks = vec![(3000, content(1)), (3001, content(2))];
+                blocks.extend(has_another_uuid.then_some((0, superblock)));
+                rig.commit(&blocks);
+            },
+        );
         let again = left.directory.join("again");
         std::fs::DirBuilder::new().mode(0o700).create(&again).expect("a directory");
         for entry in std::fs::read_dir(left.area.path()).expect("files").flatten() {
@@ -177,6 +188,8 @@ fn a_recovery_onto_another_disk_that_was_cut_off_goes_on() {
         }
         let marked = std::fs::read(&left.images[1]).expect("the journal");
         left.finish().expect("finished");
+        let home = std::fs::read(&left.images[0]).expect("the file system");
+        assert_eq!(home[1024 + UUID..1024 + UUID + 16] == [0x5a; 16], has_another_uuid);
         std::fs::write(&left.images[1], &marked).expect("written");
         if is_restored {
             let file = std::fs::OpenOptions::new().write(true).open(&left.images[0]).expect("the file system");
@@ -184,7 +197,8 @@ fn a_recovery_onto_another_disk_that_was_cut_off_goes_on() {
         }
         let area = AreaDirectory::take_over(&again, &left.directory.join("registry")).expect("free");
         let left = Left { area, ..left };
-        assert_eq!(left.finish().is_ok(), !is_restored);
+        let finished = left.finish();
+        assert_eq!(finished.is_ok(), !is_restored, "another UUID: {has_another_uuid}: {finished:?}");
         assert_eq!(left.homes()[1], content(if is_restored { 9 } else { 2 }));
     }
 }

@@ -11,6 +11,7 @@
 
 mod state;
 mod users;
+mod waiting;
 mod wishes;
 
 use super::earlier::{self, BroughtHome, LeftMeanwhile};
@@ -32,6 +33,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use supervision::{Kept, Said};
 use users::{User, Users};
+use waiting::Waiting;
 use wishes::{Wishes, Wishing};
 
 /// Kept while the images are not to be touched: the seals with which they were given up, or that no guest has begun.
@@ -50,8 +52,6 @@ const WISHES: &str = "journals that go back";
 const LOCK_PAUSE: Duration = Duration::from_millis(3);
 /// How long the VMM of a guest that was left may take to come with all of its disks: it tries once a second.
 const COMING_PATIENCE: Duration = Duration::from_secs(60);
-/// After so long without it that is said.
-const LOCK_PATIENCE: Duration = Duration::from_secs(5);
 /// How long one attempt to bring the journals to storage takes, at most, and the pause between two.
 const HAND_OVER_PATIENCE: Duration = Duration::from_secs(5);
 const HAND_OVER_PAUSE: Duration = Duration::from_millis(500);
@@ -60,6 +60,9 @@ const LAST_PATIENCE: Duration = Duration::from_secs(20);
 /// The same when that is tried again, where nobody stands still but a guest that goes on here after all, and the pause between two tries.
 const AGAIN_PATIENCE: Duration = Duration::from_secs(1);
 const AGAIN_PAUSE: Duration = Duration::from_millis(500);
+
+/// Who uses them ([`Migration::using`]).
+const CHANGES_IMAGES: &str = "somebody makes an image larger, or has disks come or go, and waits for storage";
 
 /// Why the guest of a VM that is made so cannot be moved; nothing if it can.
 pub fn why_not(options: &VmOptions) -> Option<String> {
@@ -130,8 +133,10 @@ struct Inner {
     left_since: Option<Instant>,
     /// Every journal was seen on storage since its guest is being moved.
     is_handed_over: bool,
-    /// Why something could not be done, as it was last.
+    /// Why something of a move could not be done, as it was last.
     trouble: Option<String>,
+    /// What a guest waits for that has come.
+    waiting: Waiting,
     is_quitting: bool,
 }
 
@@ -139,11 +144,21 @@ struct Inner {
 struct Coming {
     left: LeftMeanwhile,
     brought: BroughtHome,
-    /// What it waits for, where what was left for them cannot be brought home at this moment: somebody uses something of it.
-    waits_for: Option<String>,
 }
 
 impl Inner {
+    /// Why something is not done, if so. A guest that waits says it first: what a move before it could not do is past.
+    fn why_not_done(&self) -> Option<&str> {
+        self.waiting.sentence().or(self.trouble.as_deref())
+    }
+
+    /// What is told of a guest that waits counts as long as one does.
+    fn waits_no_more(&mut self) {
+        if !self.state.is_waited_for() {
+            self.waiting.is_over();
+        }
+    }
+
     /// The disks with which the VMM of a guest that was left has not come in all this time: they were unplugged.
     fn those_away(&mut self, now: Instant) -> Vec<usize> {
         match self.left_since {
@@ -302,6 +317,7 @@ impl Migration {
                 left_since,
                 is_handed_over: false,
                 trouble: None,
+                waiting: Waiting::default(),
                 is_quitting: false,
             }),
             changed: Condvar::new(),
@@ -389,7 +405,7 @@ impl Migration {
             "images": images,
             "under_way": inner.state.is_moving(),
             "journals_on_storage": on_storage,
-            "trouble": inner.trouble,
+            "trouble": inner.why_not_done(),
         })
     }
 
@@ -417,7 +433,6 @@ impl Migration {
     }
 
     fn work(&self) {
-        let mut busy_since: Option<Instant> = None;
         let mut next_try: Option<Instant> = None;
         let mut coming: Option<Coming> = None;
         let mut next_look: Option<Instant> = None;
@@ -440,18 +455,11 @@ impl Migration {
                 continue;
             }
             let pause = match inner.state.task() {
-                Task::Take if next_look.is_some_and(|at| Instant::now() < at) => Some(LOCK_PAUSE),
+                Task::Take | Task::Prepare if next_look.is_some_and(|at| Instant::now() < at) => Some(LOCK_PAUSE),
                 Task::Take => {
                     drop(inner);
-                    if self.take() {
-                        busy_since = None;
-                    } else {
-                        let since = *busy_since.get_or_insert_with(Instant::now);
-                        if since.elapsed() > LOCK_PATIENCE {
-                            self.say("its guest has come, and waits: another process or host has one of its images still. Where that \
-                                      is the daemon that it came from, that one's status says what is missing");
-                            busy_since = Some(Instant::now() + Duration::from_secs(60));
-                        }
+                    if !self.take() {
+                        self.note_busy(Instant::now());
                     }
                     inner = self.lock();
                     Some(LOCK_PAUSE)
@@ -469,11 +477,11 @@ impl Migration {
                             self.note_ours();
                             None
                         }
-                        // They are to be taken again.
+                        // They are to be taken again, or looked at again.
                         Ok(false) => {
-                            let is_waiting = coming.as_ref().is_some_and(|coming| coming.waits_for.is_some());
-                            next_look = is_waiting.then(|| Instant::now() + AGAIN_PAUSE);
                             inner = self.lock();
+                            let is_waiting = inner.waiting.sentence().is_some();
+                            next_look = is_waiting.then(|| Instant::now() + AGAIN_PAUSE);
                             continue;
                         }
                         Err(error) => {
@@ -483,6 +491,7 @@ impl Migration {
                         }
                     };
                     inner = self.lock();
+                    inner.waiting.is_over();
                     if !inner.state.looked_for(&task, refusal) {
                         drop(inner);
                         // Whoever follows this process looks for himself.
@@ -541,9 +550,25 @@ impl Migration {
         }
     }
 
-    fn say(&self, sentence: &str) {
-        log::warn!("vm {}: {sentence}", self.name);
-        self.lock().trouble = Some(sentence.to_owned());
+    /// Somebody else has one of its images, for which a guest waits.
+    fn note_busy(&self, now: Instant) {
+        let mut inner = self.lock();
+        // It may have gone meanwhile.
+        let said = if inner.state.is_waited_for() { inner.waiting.is_busy(now) } else { None };
+        drop(inner);
+        if let Some(sentence) = said {
+            log::warn!("vm {}: {sentence}", self.name);
+        }
+    }
+
+    /// Its images cannot be prepared yet for a guest that waits.
+    fn note_waiting(&self, sentence: &str) {
+        let mut inner = self.lock();
+        let is_said = inner.state.is_waited_for() && inner.waiting.cannot_prepare(sentence);
+        drop(inner);
+        if is_said {
+            log::warn!("vm {}: {sentence}", self.name);
+        }
     }
 
     /// Brings every journal to storage, where it stays.
@@ -633,7 +658,7 @@ impl Migration {
         let began = Instant::now();
         let closed = self.users.close(LAST_PATIENCE);
         let outcome = match pause {
-            _ if closed.is_none() => Err(anyhow::anyhow!("somebody makes an image larger")),
+            _ if closed.is_none() => Err(anyhow::anyhow!(CHANGES_IMAGES)),
             Pause::GiveUp => self.hand_over(LAST_PATIENCE).and_then(|()| self.seal(LAST_PATIENCE)),
             // One that has something here stays so: its VMM saves it to a file, perhaps, and will hear of it when it is restored.
             _ if self.journals.check_left().is_err() || self.distrusted().is_some() => {
@@ -670,7 +695,7 @@ impl Migration {
 
     /// Its guest waits at the other end for what could not be given up when it was stopped.
     fn give_up_again(&self) {
-        let closed = self.users.close(AGAIN_PATIENCE).context("somebody makes an image larger");
+        let closed = self.users.close(AGAIN_PATIENCE).context(CHANGES_IMAGES);
         let outcome = closed.and_then(|_closed| {
             self.hand_over(AGAIN_PATIENCE)?;
             self.give_up(self.seal(AGAIN_PATIENCE)?)
@@ -793,8 +818,11 @@ impl Migration {
         }
         if !self.lock().state.taken(taken) {
             locked.iter().for_each(|image| image.unlock());
-            if !is_busy && let Err(error) = self.check_ours() {
-                log::error!("{error:#}");
+            if !is_busy {
+                self.lock().waiting.is_over();
+                if let Err(error) = self.check_ours() {
+                    log::error!("{error:#}");
+                }
             }
             return !is_busy;
         }
@@ -803,7 +831,10 @@ impl Migration {
         } else {
             self.measure();
         }
-        self.lock().trouble = None;
+        let mut inner = self.lock();
+        inner.trouble = None;
+        // Whether more is waited for is known when they were looked at.
+        inner.waiting.is_free();
         true
     }
 
@@ -844,7 +875,7 @@ impl Migration {
 
     fn coming(&self) -> Coming {
         let left = LeftMeanwhile::for_other_than(self.journals.directory().path());
-        Coming { left, brought: BroughtHome::default(), waits_for: None }
+        Coming { left, brought: BroughtHome::default() }
     }
 
     /// A guest begins. False where the images are to be taken once more before it can.
@@ -854,32 +885,34 @@ impl Migration {
 
     fn prepare_after(&self, coming: &mut Coming) -> anyhow::Result<bool> {
         // When its VM was prepared they were looked at, too, and were anybody's from then on.
-        let Coming { left, brought, waits_for } = coming;
-        let looked = match left.is_there(&self.attached) {
+        let Coming { left, brought } = coming;
+        let in_use = match left.is_there(&self.attached) {
             Ok(false) => None,
-            Ok(true) => {
-                self.let_go()?;
-                Some(left.finish(&self.attached, &[], brought))
-            }
+            Ok(true) => Some(None),
             // Whoever is to be done with it needs the locks, perhaps.
-            Err(error) if earlier::is_in_use(&error) => {
-                self.let_go()?;
-                Some(Err(error))
-            }
+            Err(error) if earlier::is_in_use(&error) => Some(Some(error)),
             Err(error) => return Err(error),
         };
-        if let Some(finished) = looked {
-            let waits_before = waits_for.take();
-            *waits_for = match finished {
-                Err(error) if earlier::is_in_use(&error) => Some(format!(
-                    "its guest has come, and waits until what an earlier run left for its images can be brought home: {error:#}"
-                )),
-                finished => finished.map(|()| None)?,
-            };
-            if let Some(sentence) = waits_for.as_ref().filter(|sentence| Some(*sentence) != waits_before.as_ref()) {
-                log::warn!("vm {}: {sentence}", self.name);
+        if let Some(in_use) = in_use {
+            if !self.let_go() {
+                // It is found again: a VM that can be moved has nothing elsewhere, of which a mark would count as seen.
+                self.note_waiting(&format!(
+                    "its guest has come, and waits until its images can be given up for what an earlier run left for them: {CHANGES_IMAGES}"
+                ));
+                return Ok(false);
             }
-            self.lock().trouble.clone_from(waits_for);
+            let finished = in_use.map_or_else(|| left.finish(&self.attached, &[], brought), Err);
+            match finished {
+                Err(error) if earlier::is_in_use(&error) => {
+                    self.note_waiting(&format!(
+                        "its guest has come, and waits until what an earlier run left for its images can be brought home: {error:#}"
+                    ));
+                }
+                finished => {
+                    finished?;
+                    self.lock().waiting.can_prepare();
+                }
+            }
             return Ok(false);
         }
         for (image, disk) in self.images.iter().zip(&self.attached) {
@@ -891,12 +924,13 @@ impl Migration {
         Ok(true)
     }
 
-    /// Gives the images up for somebody who needs the locks, which no guest has used since they were taken.
-    fn let_go(&self) -> anyhow::Result<()> {
-        let _closed = self.users.close(LAST_PATIENCE).context("somebody makes an image larger")?;
+    /// Gives the images up for somebody who needs the locks, which no guest has used since they were taken; unless somebody changes them at an
+    /// operator's wish, which takes as long as storage does, and is waited for: there is time, for the guest that they are prepared for waits.
+    fn let_go(&self) -> bool {
+        let Some(_closed) = self.users.close(AGAIN_PATIENCE) else { return false };
         self.lock().state.lets_go();
         self.images.iter().for_each(|image| image.unlock());
-        Ok(())
+        true
     }
 
     fn begins(&self, disk: usize, positions: &[(u16, u16)], start: Start) -> Begin {
@@ -965,6 +999,7 @@ impl Migration {
         let stopped: Vec<_> =
             away.into_iter().chain([disk]).map(|disk| (disk, inner.state.stopped_rings(disk))).collect();
         let is_heard = inner.state.unheard_of() != unheard_of;
+        inner.waits_no_more();
         drop(inner);
         if is_heard {
             self.keep_unheard_of();
@@ -987,6 +1022,7 @@ impl Migration {
         let mut inner = self.lock();
         let was_unheard_of = inner.state.unheard_of().contains(&disk);
         inner.is_over |= inner.state.gone(disk);
+        inner.waits_no_more();
         drop(inner);
         if was_unheard_of {
             self.keep_unheard_of();
@@ -1232,16 +1268,32 @@ mod tests {
         };
         is_coming();
         let mut coming = migration.coming();
+        let trouble = || migration.status()["trouble"].as_str().map(str::to_owned);
         let waits = |coming: &mut Coming| {
             assert!(!migration.prepare(coming).expect("it waits"));
             assert_eq!(migration.lock().state.task(), Task::Take, "it is tried again");
-            let trouble = migration.lock().trouble.clone().expect("it is said");
+            let trouble = trouble().expect("it is said");
             assert!(trouble.contains("can be brought home: ") && trouble.contains("in use"), "{trouble}");
-            assert_eq!(coming.waits_for, Some(trouble));
         };
         waits(&mut coming);
         is_coming();
-        assert_eq!(migration.lock().trouble, None);
+        assert!(trouble().is_some(), "it is so still while that is looked at again");
+        // A guest that has gone waits for nothing.
+        migration.gone(0);
+        assert_eq!(trouble(), None);
+        migration.note_waiting("somebody has found that out only now");
+        migration.note_busy(Instant::now() - Duration::from_secs(60));
+        migration.note_busy(Instant::now());
+        assert_eq!(trouble(), None);
+        is_coming();
+        waits(&mut coming);
+        is_coming();
+        // An operator changes something of the images, for as long as it takes.
+        let user = migration.using().expect("they are ours");
+        assert!(!migration.prepare(&mut coming).expect("it waits"));
+        assert_eq!(migration.lock().state.task(), Task::Prepare, "they are ours, and looked at again");
+        assert!(trouble().is_some_and(|trouble| trouble.contains("makes an image larger")), "{:?}", trouble());
+        drop(user);
         // By now it is gone, but somebody has the image before it can be finished.
         let left = leave(dead, directory.path());
         image.unlock();
@@ -1249,8 +1301,11 @@ mod tests {
         waits(&mut coming);
         other.unlock();
         is_coming();
+        let user = migration.using().expect("they are ours");
+        assert!(!migration.prepare(&mut coming).expect("it waits") && left.exists());
+        drop(user);
         assert!(!migration.prepare(&mut coming).expect("it is finished"), "by somebody who needs the locks");
-        assert!(!left.exists() && coming.waits_for.is_none());
+        assert!(!left.exists() && trouble().is_none());
         is_coming();
         assert!(migration.prepare(&mut coming).expect("its guest begins"));
         journals.directory().remove();

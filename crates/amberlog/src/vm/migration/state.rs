@@ -261,6 +261,8 @@ impl State {
             // Read-only disks have no seal: nothing of them can be out of date that was not so on the other host.
             (false, true) if now.found.is_some() => Begin::No(CHANGED.to_owned()),
             (false, false) if self.is_unprepared => {
+                // They may have been taken for one that has gone.
+                self.wants_images = true;
                 self.wanted = Task::Prepare;
                 Begin::Wait
             }
@@ -337,6 +339,11 @@ impl State {
             self.waits_no_more();
         }
         self.logging(disk, false)
+    }
+
+    /// Whether there is a guest for which the images are taken and looked at, or were: not one that has gone.
+    pub fn is_waited_for(&self) -> bool {
+        self.wants_images || self.wanted != Task::Nothing
     }
 
     fn waits_no_more(&mut self) {

@@ -10,12 +10,13 @@
 //! Must never: leave a guest or an image behind; call a trace a mode that the guest's kernel did not mount.
 //!
 //! Failure story: a guest or a tool that fails ends the program with a sentence and exit code 1; traces that were
-//! finished before stay.
+//! finished before stay. What one leaves that is killed (images, run directories) the next one removes, or the next run of a lab.
 
 #![forbid(unsafe_code)]
 
 mod workload;
 
+use guest_kit::scratch::{self, Scratch, Use};
 use guest_kit::{Guest, GuestSpec, Programs, program};
 use guest_tools::options::Options;
 use serde_json::Value;
@@ -54,6 +55,7 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
+    scratch::remove_leftovers(&[&request.images]);
     match record_all(&request) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -135,10 +137,7 @@ fn record_once(amberlog: &Path, programs: &Programs, request: &Request, out: &Pa
         if modes.is_empty() {
             continue;
         }
-        let directory = tempfile::Builder::new()
-            .prefix("record-traces-")
-            .tempdir_in(&request.images)
-            .map_err(|e| format!("cannot make a directory in {}: {e}", request.images.display()))?;
+        let directory = Scratch::new_in(&request.images, Use::Recording).map_err(sentence)?;
         let fresh = directory.path().join("fresh.img");
         workload.make_image(&request.sizes, &fresh, directory.path())?;
         for mode in modes {
