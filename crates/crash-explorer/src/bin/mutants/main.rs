@@ -94,12 +94,12 @@ fn run() -> Result<bool, String> {
     if chosen.len() < wanted.len() {
         println!("{} were caught before", wanted.len() - chosen.len());
     }
-    // Neighbours with the same test and source have the least to build.
-    chosen.sort_by_key(|mutant| (&mutant.tests, &mutant.file));
+    // Neighbours with the same test and source have the least to build. Tests with guests take a hundred times as long as others, and come last: a run
+    // that is cut off has judged most.
+    let has_guests = |mutant: &Mutant| mutant.tests.iter().any(|test| test.contains("--test guests"));
+    chosen.sort_by_key(|mutant| (has_guests(mutant), &mutant.tests, &mutant.file));
     let mut alone_later: Vec<&Mutant> = Vec::new();
-    let guests = |mutants: &[&Mutant]| {
-        mutants.iter().flat_map(|mutant| &mutant.tests).any(|test| test.contains("--test guests"))
-    };
+    let guests = |mutants: &[&Mutant]| mutants.iter().any(|mutant| has_guests(mutant));
     let mut calls = Calls { record: Mutex::new(record), ..Calls::default() };
     if !alone {
         let tree = target.join("mutants-together");
@@ -131,7 +131,7 @@ fn run() -> Result<bool, String> {
         calls.passing = Mutex::default();
     }
     chosen.extend(alone_later);
-    chosen.sort_by_key(|mutant| (&mutant.tests, &mutant.file));
+    chosen.sort_by_key(|mutant| (has_guests(mutant), &mutant.tests, &mutant.file));
     let mut tests: Vec<&String> = chosen.iter().flat_map(|mutant| &mutant.tests).collect();
     tests.sort_unstable();
     tests.dedup();
@@ -194,6 +194,12 @@ impl Calls {
         let output = cargo_test(test, tree, &[], LIMIT_SECONDS).output().map_err(failed)?;
         let seconds = started.elapsed().as_secs();
         let passed = (built.status.success() && output.status.success()).then_some(seconds);
+        if passed.is_none() {
+            let said = String::from_utf8_lossy(&output.stdout);
+            for line in said.lines().filter(|line| line.contains("panicked at") || line.contains("FAILED")).take(4) {
+                println!("        {}", line.chars().take(200).collect::<String>());
+            }
+        }
         self.passing.lock().unwrap_or_else(PoisonError::into_inner).insert(test.to_owned(), passed);
         Ok(passed)
     }
