@@ -210,7 +210,7 @@ const NOBODY_READS: [&str; 9] = [
 ];
 
 /// What says in a sentence that a person is to do something.
-const ASKS: [&str; 15] = [
+const ASKS: [&str; 23] = [
     "mend ",
     "end its VMM",
     "end the VM",
@@ -226,6 +226,14 @@ const ASKS: [&str; 15] = [
     "; install",
     "put it back",
     "report it",
+    "; name ",
+    "another path",
+    "run e2fsck",
+    " or say ",
+    "start it",
+    "check again",
+    "wait for that",
+    "give the disk ",
 ];
 
 /// The part of a source that is not its tests.
