@@ -1,5 +1,5 @@
 //! What the pages say of the sources, held against them: links lead somewhere, sentences that docs/troubleshooting.md explains are
-//! still said, and every variable of the environment is on docs/command-line.md.
+//! still said, and every variable of the environment is on docs/command-line.md. And lines of prose end where sentences do.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -119,6 +119,76 @@ fn a_dead_link_and_a_dead_anchor_are_seen() {
     assert_eq!(anchors(text).into_iter().collect::<Vec<_>>(), expected);
 }
 
+/// Whether a line begins an item of a list.
+fn is_item(line: &str) -> bool {
+    let line = line.trim_start();
+    let number = line.trim_start_matches(|c: char| c.is_ascii_digit());
+    let is_numbered = number.len() < line.len() && (number.starts_with(". ") || number.starts_with(") "));
+    is_numbered || ["* ", "- ", "+ "].iter().any(|mark| line.starts_with(mark))
+}
+
+/// Whether a line ends where a sentence does, or a colon stands.
+fn ends_a_sentence(line: &str) -> bool {
+    let line = line.trim_end().trim_end_matches(['"', '\'', ')', ']', '*', '_', '`']);
+    line.ends_with(['.', '?', '!', ':'])
+}
+
+/// The lines of a page, counted from 1, that end within a sentence which goes on in the next line: not in code, tables, headings, comments
+/// and definitions of links.
+fn ends_within_sentences(text: &str) -> Vec<usize> {
+    let (mut is_fenced, mut is_comment) = (false, false);
+    let mut before: Option<&str> = None;
+    let mut found = Vec::new();
+    for (index, line) in text.lines().enumerate() {
+        let words = line.trim_start();
+        if is_comment || words.starts_with("<!--") {
+            is_comment = !line.contains("-->");
+            before = None;
+            continue;
+        }
+        if words.starts_with("```") {
+            is_fenced = !is_fenced;
+            before = None;
+            continue;
+        }
+        let is_definition = words.starts_with('[') && words.contains("]: ");
+        let is_prose = !is_fenced && !words.is_empty() && !words.starts_with(['#', '|', '<']) && !is_definition;
+        // Code is indented behind an empty line, and nowhere else.
+        let is_code = before.is_none() && line.starts_with("    ");
+        if !is_prose || is_code {
+            before = None;
+            continue;
+        }
+        if !is_item(line) && before.is_some_and(|before| !ends_a_sentence(before)) {
+            found.push(index);
+        }
+        before = Some(line);
+    }
+    found
+}
+
+#[test]
+fn lines_of_prose_end_where_sentences_do() {
+    let mut wrong = Vec::new();
+    let mut count = 0;
+    // The descriptions of experiments have a format of their own.
+    for page in
+        pages().into_iter().filter(|page| !page.starts_with(root().join("crates")) && !page.ends_with("experiment.md"))
+    {
+        count += 1;
+        wrong.extend(ends_within_sentences(&read(&page)).iter().map(|line| format!("{}:{line}", page.display())));
+    }
+    assert!(wrong.is_empty(), "these lines end within a sentence: {}", wrong.join("\n"));
+    assert!(count > 30, "{count} pages");
+}
+
+#[test]
+fn a_line_that_ends_within_a_sentence_is_seen() {
+    let text = "# A title\nOne (two\nthree).\n\n    code goes\n    on\n\n* an item\n* that goes\n  on: \"so.\"\n  And on\n\n| a |\n\
+                ```\nmore\ncode\n```\n<!-- a\ncomment -->\n1. is\n2. it?\n[a]: b\n";
+    assert_eq!(ends_within_sentences(text), [2, 9]);
+}
+
 /// The texts of a source, with `…` for what is filled in.
 fn texts(source: &str) -> Vec<String> {
     let code: Vec<&str> =
@@ -210,7 +280,7 @@ const NOBODY_READS: [&str; 9] = [
 ];
 
 /// What says in a sentence that a person is to do something.
-const ASKS: [&str; 15] = [
+const ASKS: [&str; 23] = [
     "mend ",
     "end its VMM",
     "end the VM",
@@ -226,6 +296,14 @@ const ASKS: [&str; 15] = [
     "; install",
     "put it back",
     "report it",
+    "; name ",
+    "another path",
+    "run e2fsck",
+    " or say ",
+    "start it",
+    "check again",
+    "wait for that",
+    "give the disk ",
 ];
 
 /// The part of a source that is not its tests.

@@ -1,5 +1,5 @@
-//! What an earlier process left for an image is brought home before the image is used again, whoever asks: the VM that is about
-//! to start, by `run` or by `serve`, or the command `recover`.
+//! What an earlier process left for an image is brought home before the image is used again, where a VM is about to start, by `run` or
+//! by `serve`. The command `recover` names one place, and asks what finishes that by itself.
 //!
 //! It may be in three places: an area in tmpfs ([`crate::finish_directory`], found by registry or mark), a region of NVM, a journal
 //! server. Each is judged before anything is written, each can be cut off and run again, and each needs the image for itself.
