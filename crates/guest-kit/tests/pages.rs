@@ -391,3 +391,27 @@ fn what_storage_says_is_on_both_pages_the_same() {
         assert!(words.starts_with(means), "ARCHITECTURE.md says '{words}' and stored.rs {name}");
     }
 }
+
+/// docs/inside/proof.md says of each rule where production asserts it, and that is there: not in a comment, nor in what only tests build.
+#[test]
+fn rules_are_asserted_where_the_page_says() {
+    let page = read(&root().join("docs/inside/proof.md"));
+    let rows = table(page.lines(), "| rule | what is asserted |");
+    for row in &rows {
+        let [rule, _, place, said, _] = row[..] else { panic!("{row:?}") };
+        let unquoted = |cell: &str| cell.trim_matches('`').to_owned();
+        let source = read(&root().join("crates").join(unquoted(place)));
+        let built = source.split("mod tests").next().unwrap();
+        let code: Vec<&str> = built.lines().filter(|line| !line.trim_start().starts_with("//")).collect();
+        // A text may go on in the next line.
+        let code: String = code.iter().map(|line| line.trim_start().trim_end_matches('\\')).collect();
+        let at = code.find(&unquoted(said)).unwrap_or_else(|| panic!("{place} does not say {said}"));
+        let is_debug = code[..at].rfind("debug_assert").is_some_and(|debug| !code[debug..at].contains(';'));
+        assert!(!is_debug, "{place} asserts rule {rule} in some builds only: {said}");
+    }
+    let said_of: BTreeSet<&str> = rows.iter().map(|row| row[0]).collect();
+    let excused = page.lines().find(|line| line.starts_with("Rules (a), (b)")).expect("which are not asserted");
+    for rule in ["1", "2", "3", "4", "5", "6", "7", "(a)", "(b)", "(c)", "(d)", "(e)", "(f)", "(g)", "(h)"] {
+        assert!(said_of.contains(rule) != excused.contains(rule), "where rule {rule} is asserted is not said");
+    }
+}
