@@ -428,3 +428,68 @@ fn every_magic_string_is_on_the_page_of_formats() {
     assert!(missing.is_empty(), "docs/inside/formats.md does not describe {missing:?}");
     assert!(found.len() >= 9, "{found:?}");
 }
+
+/// The rows of a table that begins with these cells, each as its cells.
+fn table<'a>(lines: impl Iterator<Item = &'a str>, first: &str) -> Vec<Vec<&'a str>> {
+    lines
+        .map(str::trim)
+        .skip_while(|line| !line.starts_with(first))
+        .skip(2)
+        .take_while(|line| line.starts_with('|'))
+        .map(|line| line.trim_matches('|').split('|').map(str::trim).collect())
+        .collect()
+}
+
+/// What ARCHITECTURE.md says that storage says of a log is the table of the module that reads it.
+#[test]
+fn what_storage_says_is_on_both_pages_the_same() {
+    const FIRST: &str = "| row | superblock | `s_start` |";
+    let said = [
+        ("Damaged", "damaged"),
+        ("NoJournal", "no journal"),
+        ("Aged", "live and good by itself"),
+        ("LeftToGuest", "live, and left to its guest"),
+        ("Live", "live, in its own place"),
+        ("Held", "held in memory, dropped (`discard`), or in a region of NVM"),
+        ("Stale", "stale"),
+        ("Remote", "on a journal server"),
+        ("Empty", "empty"),
+        ("Error", "an error"),
+    ];
+    let page = read(&root().join("ARCHITECTURE.md"));
+    let source = read(&root().join("crates/placement/src/stored.rs"));
+    let on_page = table(page.lines(), FIRST);
+    let in_source = table(source.lines().map(|line| line.trim_start_matches("//!")), FIRST);
+    assert!(in_source.len() > 10 && on_page.len() == in_source.len(), "{on_page:#?} {in_source:#?}");
+    for (page, source) in on_page.iter().zip(&in_source) {
+        let ([.., words], [.., name]) = (&page[..], &source[..]) else { panic!("a row has cells") };
+        assert_eq!(page[..page.len() - 1], source[..source.len() - 1], "ARCHITECTURE.md and stored.rs");
+        let name = name.strip_prefix("[`Says::").and_then(|rest| rest.split('`').next()).expect("what a row says");
+        let means = said.iter().find(|(of, _)| *of == name).unwrap_or_else(|| panic!("no words for {name}")).1;
+        assert!(words.starts_with(means), "ARCHITECTURE.md says '{words}' and stored.rs {name}");
+    }
+}
+
+/// docs/inside/proof.md says of each rule where production asserts it, and that is there: not in a comment, nor in what only tests build.
+#[test]
+fn rules_are_asserted_where_the_page_says() {
+    let page = read(&root().join("docs/inside/proof.md"));
+    let rows = table(page.lines(), "| rule | what is asserted |");
+    for row in &rows {
+        let [rule, _, place, said, _] = row[..] else { panic!("{row:?}") };
+        let unquoted = |cell: &str| cell.trim_matches('`').to_owned();
+        let source = read(&root().join("crates").join(unquoted(place)));
+        let built = source.split("mod tests").next().unwrap();
+        let code: Vec<&str> = built.lines().filter(|line| !line.trim_start().starts_with("//")).collect();
+        // A text may go on in the next line.
+        let code: String = code.iter().map(|line| line.trim_start().trim_end_matches('\\')).collect();
+        let at = code.find(&unquoted(said)).unwrap_or_else(|| panic!("{place} does not say {said}"));
+        let is_debug = code[..at].rfind("debug_assert").is_some_and(|debug| !code[debug..at].contains(';'));
+        assert!(!is_debug, "{place} asserts rule {rule} in some builds only: {said}");
+    }
+    let said_of: BTreeSet<&str> = rows.iter().map(|row| row[0]).collect();
+    let excused = page.lines().find(|line| line.starts_with("Rules (a), (b)")).expect("which are not asserted");
+    for rule in ["1", "2", "3", "4", "5", "6", "7", "(a)", "(b)", "(c)", "(d)", "(e)", "(f)", "(g)", "(h)"] {
+        assert!(said_of.contains(rule) != excused.contains(rule), "where rule {rule} is asserted is not said");
+    }
+}

@@ -26,4 +26,10 @@ pub enum Error {
          alone could replay then, and that are not whole any more; its superblock is refused, and the log is as it was"
     )]
     Features,
+    /// The guest was told that blocks are home that are not, and its log is about to forget them.
+    #[error(
+        "the guest's journal is done with blocks that it was told are home, and that are not yet: this is a fault of amberlog's; its \
+         superblock is refused, and the log is as it was"
+    )]
+    NotHome,
 }

@@ -316,10 +316,13 @@ impl VmJcb {
         if !self.by_page.insert(page, position) {
             // A page is in one log block. Of the two the one counts that is there now: who does not find it here would let the guest change it.
             let other = self.by_page.find(page);
-            log::error!("page {page} is in log block {position}, and was still known to be in log block {other:?}");
-            debug_assert!(false, "page {page} is in log blocks {position} and {other:?}");
             other.map(|other| self.by_page.remove(page, other));
             self.by_page.insert(page, position);
+            // Which page a block is in, its guest decides: no other guest's log ends with this one's books, and no worker, whose
+            // follower would refuse such a table.
+            self.distrust(format!(
+                "page {page} is in log block {position}, and was still known to be in log block {other:?}: this is a fault of amberlog's"
+            ));
         }
     }
 
@@ -410,7 +413,8 @@ impl VmJcb {
             self.counters.released_superseded += 1;
         }
         let is_entered = self.by_block.insert(block, position);
-        debug_assert!(is_entered, "log block {position} is a version of block {block}, which has another one");
+        // Whoever follows makes these books anew, from the log itself.
+        assert!(is_entered, "rule 3: log block {position} is a version of block {block}, which has another one");
         self.versions.insert(position);
         if escaped {
             self.escaped.insert(position);
@@ -824,5 +828,33 @@ mod tests {
             let is_own = own.iter().any(|range| range.contains(&block));
             assert_eq!(jcb.is_home(block), block < shape.home_blocks && !is_own, "{block}");
         }
+    }
+
+    fn jcb(directory: &std::path::Path) -> (Pages, VmJcb) {
+        let shape = LogShape { block_bytes: 4096, log_blocks: 64, home_blocks: 1000 };
+        let table = Table::create(&directory.join("table"), shape.block_bytes, shape.log_blocks).expect("made");
+        let pool = Pool::create(&directory.join("pool"), shape.block_bytes, shape.log_blocks).expect("made");
+        (Pages::new(guest_memory::VmMemory::new()), VmJcb::new(shape, Holding::Retain, Vec::new(), table, pool))
+    }
+
+    #[test]
+    fn a_log_whose_books_have_a_page_twice_is_not_trusted() {
+        let directory = tempfile::tempdir_in("/dev/shm").expect("tmpfs");
+        let (pages, mut jcb) = jcb(directory.path());
+        jcb.enter_page(&pages, 5, PageId(3));
+        jcb.enter_page(&pages, 6, PageId(4));
+        assert_eq!(jcb.contradiction, None);
+        jcb.enter_page(&pages, 7, PageId(3));
+        let why = jcb.contradiction.as_deref().expect("it is known");
+        assert!(why.starts_with("page 3 is in log block 7, and was still known to be in log block Some(5)"), "{why}");
+        assert_eq!(jcb.by_page.find(3), Some(7), "the guest does not change what counts now");
+    }
+
+    #[test]
+    #[should_panic(expected = "rule 3: log block 64 is a version of block 9, which has another one")]
+    fn a_version_that_the_books_do_not_take_is_not_passed_over() {
+        let directory = tempfile::tempdir_in("/dev/shm").expect("tmpfs");
+        let (pages, mut jcb) = jcb(directory.path());
+        jcb.commit_version(&pages, 64, 9, false);
     }
 }

@@ -48,14 +48,14 @@ impl Location {
             Location::Gone => (5, 0),
             Location::Storage => (6, 0),
         };
-        debug_assert!(value <= VALUE_MASK);
+        assert!(value <= VALUE_MASK, "{self:?} has no word: its number is too large");
         kind << KIND_SHIFT | value
     }
 
     /// The word of a copied block whose home write the guest was told of, while its home block on storage does not have it yet
     /// (`absorbed`). An amberlog that does not know of such takes it for a damaged one.
     pub fn pack_absorbed(slot: u32) -> u32 {
-        debug_assert!(slot <= VALUE_MASK);
+        assert!(slot <= VALUE_MASK, "an absorbed block in slot {slot} has no word: its number is too large");
         ABSORBED << KIND_SHIFT | slot
     }
 
@@ -134,6 +134,18 @@ mod tests {
         let word = Location::pack_absorbed(17);
         assert_eq!((Location::unpack(word), Location::is_absorbed(word)), (Some(Location::Block(17)), true));
         assert!(!Location::is_absorbed(Location::Block(17).pack()));
+    }
+
+    #[test]
+    #[should_panic(expected = "Block(536870912) has no word: its number is too large")]
+    fn a_number_that_is_too_large_is_not_cut() {
+        Location::Block(VALUE_MASK + 1).pack();
+    }
+
+    #[test]
+    #[should_panic(expected = "an absorbed block in slot 536870912 has no word")]
+    fn nor_is_that_of_an_absorbed_block() {
+        Location::pack_absorbed(VALUE_MASK + 1);
     }
 
     #[test]

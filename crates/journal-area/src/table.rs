@@ -635,7 +635,7 @@ impl Table {
 
     /// Forgets every word and gives their memory back. The log must be closed.
     pub fn clear(&mut self) {
-        debug_assert!(self.tail().is_none());
+        assert!(self.tail().is_none(), "the words of a log that is open are forgotten");
         for index in (0..self.pieces.len()).filter(|index| self.pieces[*index].used > 0).collect::<Vec<_>>() {
             for position in index * PIECE..((index + 1) * PIECE).min(self.log_blocks as usize) {
                 self.store(position as u32, Location::None);
@@ -1110,6 +1110,15 @@ mod tests {
         table.set_tail(None);
         table.clear();
         assert_eq!(table.load(7), Some(Location::None));
+    }
+
+    #[test]
+    #[should_panic(expected = "the words of a log that is open are forgotten")]
+    fn an_open_log_keeps_its_words() {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let mut table = Table::create(&directory.path().join("table"), 4096, 1024).expect("a new table");
+        table.set_tail(Some(Tail { position: 1, sequence: 1 }));
+        table.clear();
     }
 
     /// An earlier build opens the log anew, and knows nothing of these bits, nor of what they are about.

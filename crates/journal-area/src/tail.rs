@@ -44,6 +44,9 @@ impl VmJcb {
             }
         };
         if superblock.is_empty() {
+            if self.gives_up_absorbed(None) {
+                return Err(Error::NotHome);
+            }
             self.close_books(pages);
             return Ok(SuperblockEffect::Closed);
         }
@@ -65,6 +68,9 @@ impl VmJcb {
                 self.owed_blocks()
             );
             return Ok(SuperblockEffect::Foreign);
+        }
+        if was_open && self.gives_up_absorbed(Some(tail)) {
+            return Err(Error::NotHome);
         }
         if !self.hold_superblock(pages, block) {
             return Err(Error::NoMemory { what: "superblock" });
@@ -164,6 +170,18 @@ impl VmJcb {
             position = known.next(position);
         }
         false
+    }
+
+    /// Whether a log that begins there, or is empty, would forget a version that its guest was told is home, and that is not. Whoever absorbs sees to it
+    /// that no guest's superblock comes to this. Where homes are in doubt, what is absorbed is kept whatever the guest says.
+    fn gives_up_absorbed(&self, tail: Option<Tail>) -> bool {
+        if self.contradiction.is_some() || self.absorbed.is_empty() {
+            return false;
+        }
+        match tail {
+            Some(tail) if self.known(tail).is_some() => self.has_absorbed_before(tail.sequence),
+            _ => true,
+        }
     }
 
     /// The guest says where its log begins now.

@@ -20,12 +20,14 @@ pub struct Taking<'a> {
     id: LogId,
     cell: Arc<Cell>,
     cursor: Tail,
+    /// Its guest may write home meanwhile.
+    beside_guest: bool,
     has_ended: bool,
 }
 
 impl<'a> Taking<'a> {
     fn new(area: &'a JournalArea, cell: Arc<Cell>, cursor: Tail) -> Self {
-        Taking { area, id: cell.id, cell, cursor, has_ended: false }
+        Taking { area, id: cell.id, cell, cursor, beside_guest: false, has_ended: false }
     }
 
     /// The log, as recovery reads it.
@@ -42,7 +44,7 @@ impl<'a> Taking<'a> {
     /// log, neither before nor after.
     pub fn end(mut self, switch: impl FnOnce()) {
         self.has_ended = true;
-        self.area.end_taking(self.id, switch);
+        self.area.end_taking(self.id, self.beside_guest, switch);
     }
 }
 
@@ -58,11 +60,13 @@ impl JournalArea {
     /// Begins to take a log away whose books were proven wrong, block for block, to its own place. Nothing while a home write of
     /// the host's is in flight, which must not land after what the guest writes there past us from then on.
     pub fn take_distrusted(&self, id: LogId) -> Option<Taking<'_>> {
-        self.begin_taking(id, |jcb| {
+        let mut taking = self.begin_taking(id, |jcb| {
             jcb.contradiction.is_some()
                 && jcb.absorbed.is_empty()
                 && !jcb.in_flight.overlaps(&(0..u64::MAX), Some(Writer::Host))
-        })
+        })?;
+        taking.beside_guest = true;
+        Some(taking)
     }
 
     /// Begins to bring an open log home whose guest is gone (the paper's `LOG_OP_RECOVER`). Nothing while a home write is in
@@ -106,10 +110,16 @@ impl JournalArea {
         });
     }
 
-    fn end_taking(&self, id: LogId, switch: impl FnOnce()) {
+    fn end_taking(&self, id: LogId, beside_guest: bool, switch: impl FnOnce()) {
         let mut switch = Some(switch);
         let mut switch = || switch.take().map_or((), |switch| switch());
         self.with_in_flight(id, |jcb| {
+            // Whoever has the log from now on knows nothing of them, and one that lands later may be older than what he writes home.
+            assert!(!jcb.in_flight.has_host_writes(), "rule 3: a log goes elsewhere beside home writes of the host's");
+            assert!(
+                beside_guest || jcb.in_flight.is_empty(),
+                "rule 3: a log goes elsewhere beside home writes of its guest's that had to wait"
+            );
             switch();
             jcb.is_taken = false;
             jcb.close_books(&self.pages);
@@ -118,5 +128,60 @@ impl JournalArea {
         switch();
         self.pages.let_loose_go();
         self.feed_starved();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::inflight::HomeOperation;
+    use crate::{Holding, LogShape, SuperblockEffect};
+    use guest_memory::VmMemory;
+    use jbd2::build::SuperblockBuilder;
+
+    /// The log is open, a write of this writer begins while it is taken, and that ends.
+    fn ends_beside(writer: Option<Writer>, is_distrusted: bool) {
+        let directory = tempfile::tempdir_in("/dev/shm").expect("tmpfs");
+        let area = JournalArea::new(&VmMemory::new(), u64::MAX);
+        let shape = LogShape { block_bytes: 4096, log_blocks: 64, home_blocks: 1000 };
+        let log = area.make_log(directory.path(), "log", shape, Holding::Copy, Vec::new()).expect("a log");
+        let superblock =
+            SuperblockBuilder { maxlen: 64, start: 1, sequence: 1, ..SuperblockBuilder::default() }.build();
+        assert_eq!(area.superblock_written(log, &superblock).expect("held"), SuperblockEffect::Opened);
+        let taking = if is_distrusted {
+            area.contradict(log, "another file system is there".to_owned());
+            area.take_distrusted(log)
+        } else {
+            area.take_for_hand_over(log)
+        };
+        let taking = taking.expect("nothing is in the way");
+        if let Some(writer) = writer {
+            area.with(log, |jcb| {
+                let (candidates, pinned, past) = (Vec::new(), Vec::new(), Vec::new());
+                jcb.in_flight.begin(HomeOperation { blocks: 9..10, writer, tainted: false, candidates, pinned, past });
+            });
+        }
+        let mut is_switched = false;
+        taking.end(|| is_switched = true);
+        assert!(is_switched);
+    }
+
+    #[test]
+    fn a_log_goes_elsewhere_when_no_home_write_is_under_way() {
+        ends_beside(None, false);
+        ends_beside(None, true);
+        ends_beside(Some(Writer::Guest), true);
+    }
+
+    #[test]
+    #[should_panic(expected = "rule 3: a log goes elsewhere beside home writes of its guest's")]
+    fn not_beside_its_guests() {
+        ends_beside(Some(Writer::Guest), false);
+    }
+
+    #[test]
+    #[should_panic(expected = "rule 3: a log goes elsewhere beside home writes of the host's")]
+    fn nor_beside_the_hosts_even_if_its_guest_goes_on() {
+        ends_beside(Some(Writer::Host), true);
     }
 }

@@ -5,8 +5,8 @@ use guest_memory::{MemoryTable, PAGE_BYTES, PageId, RegionDescriptor, VmMemory, 
 use jbd2::build::{LogBuilder, SuperblockBuilder, Transaction};
 use jbd2::{Checksum, LogRead, Superblock};
 use journal_area::{
-    Accepted, Content, Holding, HomeWrite, HotPages, JournalArea, LogId, LogShape, LogWrite, Outcome, Over, Past,
-    Pressure, SuperblockEffect,
+    Accepted, Content, Error, Holding, HomeWrite, HotPages, JournalArea, LogId, LogShape, LogWrite, Outcome, Over,
+    Past, Pressure, SuperblockEffect,
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -860,6 +860,17 @@ fn an_absorbed_home_write_is_done_before_anything_else() {
     assert_eq!(rig.area.owed(rig.log).blocks, 2);
     assert!(matches!(rig.area.home_write_begins(rig.log, 8..14, &[None; 6], &Over::Unknown), HomeWrite::Wait));
     assert!(rig.area.take_for_hand_over(rig.log).is_none());
+    rig.area.check().expect("the books are right");
+    // Whoever absorbs holds such superblocks back. One that came here all the same is refused, and the log is as it was.
+    let said = |start: u32, sequence: u32| SuperblockBuilder { start, sequence, ..rig.superblock.clone() }.build();
+    for (start, sequence) in [(rig.builder.position, tail), (0, tail), (rig.builder.position, tail + 1)] {
+        let error =
+            rig.area.superblock_written(rig.log, &said(start, sequence)).map(|effect| (start, sequence, effect));
+        assert!(matches!(error, Ok((.., SuperblockEffect::Foreign)) | Err(Error::NotHome)), "{error:?}");
+        assert_eq!(error.is_ok(), sequence == tail + 1, "no log of ours begins there");
+        assert!(rig.area.tail(rig.log).is_some_and(|tail| tail.sequence == first) && rig.holds(positions[0], 1));
+    }
+    assert_eq!(rig.area.superblock_written(rig.log, &said(1, first)).expect("taken"), SuperblockEffect::GoesOn);
     rig.area.check().expect("the books are right");
     assert!(rig.area.absorbed_writes(rig.log, 8, &|block, _| block == 11).is_empty());
     let mut writes = rig.area.absorbed_writes(rig.log, 8, &|block, transaction| (block, transaction) == (10, first));

@@ -6,9 +6,9 @@
 //! |---|---|---|---|---|---|---|
 //! | 1 | none | | | begins with its magic number | | [`Says::Damaged`] |
 //! | 2 | none | | | | | [`Says::NoJournal`] |
-//! | 3 | whole | not 0 | | | not that of distrust | [`Says::Live`] |
 //! | 3b | whole | not 0 | | | of durability by age, of this `s_sequence` | [`Says::Aged`] |
 //! | 3a | whole | not 0 | | | that of distrust | [`Says::LeftToGuest`] |
+//! | 3 | whole | not 0 | | | any other, or none | [`Says::Live`] |
 //! | 4 | whole | 0 | not 0 | | whole, of this `s_sequence` | [`Says::Held`], [`Says::Dropped`], [`Says::Nvm`] |
 //! | 5 | whole | 0 | | not zeros, and the superblock's checksum is wrong | | [`Says::Damaged`] |
 //! | 6 | whole | 0 | 0 | not zeros | | [`Says::Stale`] |
@@ -17,6 +17,8 @@
 //! | 9 | whole | 0 | not 0 | whole, of this `s_sequence` | | [`Says::Remote`] |
 //! | 10 | whole | 0 | 0 | zeros | | [`Says::Empty`] |
 //! | 11 | whole | 0 | not 0 | zeros | | [`Says::Error`] |
+//!
+//! A mark of durability by age in an empty log says nothing: the log beside it was emptied by somebody else, and rows 5 to 11 tell.
 //!
 //! Why row 4 stands before those of the server: the mark of memory lies where the lineage of a server's logs does
 //! ([`crate::remote`]), which is written with every mark of a server. A whole mark of memory is therefore the later one.

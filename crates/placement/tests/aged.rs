@@ -1267,6 +1267,32 @@ fn a_tail_waits_until_what_it_passes_is_durable() {
     assert!(rig.judge() > 50);
 }
 
+/// A guest moves its log's tail, and while that waits for what it passes it writes over what is in front of it: the superblock
+/// that waited is none of the log's any more, when it may go.
+#[test]
+fn a_guest_that_writes_over_the_log_while_its_tail_waits_ends_it() {
+    let mut rig = Rig::new(Some(Duration::from_secs(3600)));
+    rig.open();
+    let first = rig.builder.position;
+    rig.commit();
+    let tail = (rig.builder.position, rig.builder.sequence);
+    rig.commit();
+    rig.settle();
+    rig.superblock_begins(tail.0, tail.1);
+    assert!(rig.held > 0 && !rig.waiting.is_empty(), "it waits");
+    rig.request_log(&[(first, vec![0x5a; BLOCK as usize])]);
+    rig.settle();
+    assert!(rig.held == 0 && rig.waiting.is_empty(), "nobody waits for ever");
+    let said = said(&rig);
+    assert_eq!((said.start, said.sequence), tail, "the disk is as its guest left it");
+    let fault = rig.journals.report("vm").disks[0].fault.clone();
+    let why = "the guest wrote over its journal while a superblock of it was made durable";
+    assert!(fault.as_ref().is_some_and(|fault| fault.contains(why)), "it has ended in good order: {fault:?}");
+    let compounds = rig.compounds();
+    rig.pass(7_200_000);
+    assert_eq!(rig.compounds(), compounds, "nothing is made durable beside that");
+}
+
 /// Numbers of blocks in the log's own place that are the guest's next, or later.
 fn numbers_from(rig: &Rig, next: u32) -> Vec<u32> {
     numbers_in((&rig.file, &rig.log_at), next)

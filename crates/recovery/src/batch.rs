@@ -5,7 +5,7 @@
 
 use crate::error::Error;
 use crate::home::HomeWriter;
-use jbd2::{Blocks, Content, CopyInLog, Format, LogRead, Plan, PlannedBlock, ReplayError};
+use jbd2::{Blocks, Content, CopyInLog, Format, LogRead, Plan, PlannedBlock, ReplayError, sequence};
 use std::sync::mpsc::{Receiver, SyncSender, channel, sync_channel};
 
 /// Bytes of one batch: large enough for long runs, small enough for a cache.
@@ -73,9 +73,11 @@ fn fill<'a, L: LogRead>(
     empty: Receiver<Batch<'a>>,
     filled: SyncSender<Batch<'a>>,
 ) -> Result<(), Error> {
+    let mut last = None;
     for mut batch in empty {
         batch.slots.clear();
         batch.slots.extend(blocks.by_ref().take(blocks_per_batch(batch.format)).map(Slot::new));
+        batch.slots.iter().for_each(|slot| last = Some(expect_once(last, slot.block.home())));
         if batch.slots.is_empty() {
             break;
         }
@@ -86,6 +88,17 @@ fn fill<'a, L: LogRead>(
         }
     }
     Ok(())
+}
+
+/// A home block that is written after `last`: of two copies the one that is written later stays, so each block is written once.
+fn expect_once(last: Option<u64>, home: u64) -> u64 {
+    assert!(last.is_none_or(|last| last < home), "rule 3: block {home} is written home after block {last:?}");
+    home
+}
+
+/// The transactions of two copies of block `home`, of which the second takes the place of the first, which is damaged.
+fn expect_older(home: u64, newer: u32, older: u32) {
+    assert!(!sequence::is_after(older, newer), "rule 3: of block {home} transaction {newer} counts before {older}");
 }
 
 fn blocks_per_batch(format: &Format) -> usize {
@@ -212,6 +225,7 @@ impl<'a> Batch<'a> {
             slot.is_ready = false;
             for copy in slot.block.copies().skip(1) {
                 let position = copy.position;
+                expect_older(slot.block.home(), slot.copy.sequence, copy.sequence);
                 match log.read(position, data).map_err(|source| ReplayError::Read { position, source })? {
                     Content::AtHome => break,
                     Content::Present if copy.restore(self.format, data) => {
@@ -258,5 +272,30 @@ impl<'a> Batch<'a> {
             first = end;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_that_ascend_are_each_written_once() {
+        let last = [0, 1, 7, u64::MAX].into_iter().fold(None, |last, home| Some(expect_once(last, home)));
+        assert_eq!(last, Some(u64::MAX));
+        expect_older(9, 1, u32::MAX);
+        expect_older(9, 5, 5);
+    }
+
+    #[test]
+    #[should_panic(expected = "rule 3: block 7 is written home after block Some(7)")]
+    fn no_block_is_written_twice() {
+        expect_once(Some(7), 7);
+    }
+
+    #[test]
+    #[should_panic(expected = "rule 3: of block 9 transaction 5 counts before 6")]
+    fn no_newer_copy_counts_after_an_older_one() {
+        expect_older(9, 5, 6);
     }
 }

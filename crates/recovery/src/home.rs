@@ -117,6 +117,15 @@ impl HomeBounds {
         block < self.blocks && !is_journal
     }
 
+    /// Whether it may write each of `count` blocks from `first` on.
+    pub(crate) fn contains_all(&self, first: u64, count: u64) -> bool {
+        let Some(end) = first.checked_add(count) else { return false };
+        // What begins before the end, the last of it: none of those before reaches farther, as they are apart.
+        let before = self.excluded.partition_point(|(excluded, _)| *excluded < end);
+        let is_journal = before > 0 && first < self.excluded[before - 1].1;
+        end <= self.blocks && !is_journal
+    }
+
     /// Bytes in a block.
     pub fn block_size(&self) -> u32 {
         self.block_size

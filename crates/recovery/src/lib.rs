@@ -37,6 +37,7 @@
 #![forbid(unsafe_code)]
 
 mod batch;
+mod checked;
 mod compare;
 mod disk;
 mod error;

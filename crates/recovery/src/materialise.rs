@@ -62,6 +62,7 @@ pub fn materialise<L: LogRead, H: HomeWriter>(
         position: 0,
         piece: Vec::with_capacity(PIECE_BYTES),
         written: 0,
+        is_flushed: false,
         failure: None,
     };
     let mut report = Report::of(Status::Materialised);
@@ -94,7 +95,7 @@ pub fn materialise<L: LogRead, H: HomeWriter>(
         writer.put(*position, &block)?;
     }
     writer.flush()?;
-    writer.put(position, &raw)?;
+    writer.put_superblock(position, &raw)?;
     writer.flush()?;
     report.blocks_written = writer.written;
     report.bytes_written = writer.written * block_size as u64;
@@ -123,6 +124,8 @@ struct Writer<'a, 'd, H: HomeWriter> {
     position: u32,
     piece: Vec<u8>,
     written: u64,
+    /// A flush covers all that was put.
+    is_flushed: bool,
     /// A failure while the log was followed, which has its own kind of error.
     failure: Option<Error>,
 }
@@ -135,7 +138,14 @@ impl<H: HomeWriter> Writer<'_, '_, H> {
         self.first.get_or_insert(position);
         self.position = position + 1;
         self.piece.extend_from_slice(block);
+        self.is_flushed = false;
         Ok(())
+    }
+
+    /// The journal's superblock, which says that the log is in its place.
+    fn put_superblock(&mut self, position: u32, block: &[u8]) -> Result<(), Error> {
+        assert!(self.is_flushed, "the journal's superblock is written before the log that it tells of is flushed");
+        self.put(position, block)
     }
 
     fn write_piece(&mut self) -> Result<(), Error> {
@@ -174,7 +184,9 @@ impl<H: HomeWriter> Writer<'_, '_, H> {
             JournalDisk::Home => self.home.flush(),
             JournalDisk::Other(disk) => disk.flush(),
         }
-        .map_err(Error::failed("flushing the journal"))
+        .map_err(Error::failed("flushing the journal"))?;
+        self.is_flushed = true;
+        Ok(())
     }
 
     /// What home block `block` has now, as it would be in the log, and whether it had to be escaped.
@@ -297,5 +309,47 @@ impl<L: LogRead, H: HomeWriter> Visitor<L> for Copier<'_, '_, '_, H> {
             self.is_changed = false;
         }
         self.put(place, place.position, &raw)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::checked::tests::Anything;
+
+    fn written(is_flushed: bool) {
+        let bounds = HomeBounds::from_parts(100, 1024, Vec::new());
+        let extents = [JournalExtent { log: 0, physical: 10, count: 16 }];
+        let mut writer = Writer {
+            home: &mut Anything,
+            disk: JournalDisk::Home,
+            extents: &extents,
+            block_size: 1024,
+            bounds: &bounds,
+            first: None,
+            position: 0,
+            piece: Vec::new(),
+            written: 0,
+            is_flushed: false,
+            failure: None,
+        };
+        writer.put(1, &[0; 1024]).expect("put");
+        if is_flushed {
+            writer.flush().expect("flushed");
+        }
+        writer.put_superblock(0, &[0; 1024]).expect("put");
+        writer.flush().expect("flushed");
+        assert_eq!(writer.written, 2);
+    }
+
+    #[test]
+    fn the_superblock_is_written_behind_a_flush() {
+        written(true);
+    }
+
+    #[test]
+    #[should_panic(expected = "the journal's superblock is written before the log that it tells of is flushed")]
+    fn and_never_before() {
+        written(false);
     }
 }

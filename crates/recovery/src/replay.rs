@@ -4,6 +4,7 @@
 //! systems can be judged before the first is written.
 
 use crate::batch;
+use crate::checked::CheckedHome;
 use crate::compare;
 use crate::error::Error;
 use crate::home::{HomeBounds, HomeWriter, JournalPlace};
@@ -41,6 +42,8 @@ pub struct Replay {
     /// The journal superblock's whole block, as the log has it.
     raw: Vec<u8>,
     journal: jbd2::Superblock,
+    /// Where it may write.
+    bounds: HomeBounds,
     started: Instant,
 }
 
@@ -100,7 +103,7 @@ impl Replay {
                  the file system once",
             ));
         }
-        Ok(Replay { plan, raw, journal, started })
+        Ok(Replay { plan, raw, journal, bounds: bounds.clone(), started })
     }
 
     /// What would be done.
@@ -159,13 +162,14 @@ impl Replay {
     /// # Errors
     /// As [`Replay::run`], and `before`'s.
     pub fn run_before_emptying<L: LogRead + Send, H: HomeWriter>(
-        mut self,
+        self,
         log: &mut L,
         home: &mut H,
         place: JournalPlace<'_>,
         why_check: impl FnOnce() -> Option<String>,
         before: impl FnOnce() -> io::Result<()>,
     ) -> Result<Report, Error> {
+        let home = &mut CheckedHome::new(home, &self.bounds);
         let superblock = SuperblockHome::read(home, self.plan.format().block_size)?;
         let mut rest = superblock.rest_of(home);
         let written = batch::write(&self.plan, log, Some(&mut rest))?;
@@ -184,6 +188,7 @@ impl Replay {
             report.status = Status::Damaged;
             report.notes.push(why);
         }
+        home.expect_flushed("the file system's superblock");
         if let Err(note) = superblock.finish(home, replayed, findings)? {
             report.status = Status::Damaged;
             report.notes.push(note);
@@ -209,6 +214,7 @@ impl Replay {
         if judged.damaged > 0 {
             return Err(Error::damaged(format!("{}; nothing was changed", damaged(judged.damaged))));
         }
+        let home = &mut CheckedHome::new(home, &self.bounds);
         let written = batch::write(&self.plan, log, Some(&mut *home))?;
         home.flush().map_err(Error::failed("flushing the blocks"))?;
         if written.damaged > 0 {
@@ -233,13 +239,18 @@ impl Replay {
         Ok(raw)
     }
 
-    fn empty_journal<H: HomeWriter>(&mut self, home: &mut H, place: JournalPlace<'_>) -> Result<(), Error> {
-        self.raw = self.emptied()?;
+    fn empty_journal<H: HomeWriter>(
+        &self,
+        home: &mut CheckedHome<'_, H>,
+        place: JournalPlace<'_>,
+    ) -> Result<(), Error> {
+        let raw = self.emptied()?;
+        home.expect_flushed("the journal's superblock");
         let failed = || Error::failed("marking the journal empty");
         match place {
-            JournalPlace::Home { offset } => home.write_at(offset, &self.raw).map_err(failed()),
+            JournalPlace::Home { offset } => home.write_journal(offset, &raw).map_err(failed()),
             JournalPlace::Other { disk, offset } => {
-                disk.write_at(offset, &self.raw).map_err(failed())?;
+                disk.write_at(offset, &raw).map_err(failed())?;
                 disk.flush().map_err(failed())
             }
         }

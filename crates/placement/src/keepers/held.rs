@@ -162,12 +162,12 @@ impl Keeper for Held {
             }
             SuperblockEffect::GoesOn => Ok((SuperblockWritten::GoesOn, false)),
             SuperblockEffect::Closed | SuperblockEffect::Foreign => {
-                debug_assert!(is_on_storage || !self.is_aging(), "storage goes on about a log that is closed");
+                self.aged_has_no_log(log, steps);
                 log.close_durably()?;
                 Ok((SuperblockWritten::Closed, !is_on_storage))
             }
             SuperblockEffect::NotALog => {
-                debug_assert!(!self.is_aging(), "storage goes on about a log that is closed");
+                self.aged_has_no_log(log, steps);
                 log.close_durably()?;
                 Ok((SuperblockWritten::NoLog, true))
             }

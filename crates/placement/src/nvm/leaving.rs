@@ -280,6 +280,11 @@ impl Work {
             (Some(_), _) => self.leaving_flushed(captured, is_ok, steps),
             (None, false) => self.mark_again(captured),
             (None, true) if self.departure.left.is_in_doubt => self.mark_again(captured),
+            // What it holds would be lost with it, and by then only the guest could say what that was.
+            (None, true) if !captured.journal.is_empty() => {
+                self.restore_mark(captured);
+                self.cannot_leave("its region still holds blocks, which is a fault of amberlog's");
+            }
             (None, true) => self.left_region(state, steps),
         }
     }
@@ -293,7 +298,6 @@ impl Work {
     /// Storage says, durably, that the log is there.
     fn left_region(&mut self, state: &mut State, steps: &mut Steps) {
         let State::Held(captured) = std::mem::replace(state, State::Failed) else { return };
-        debug_assert!(captured.journal.is_empty(), "a region that still holds blocks is not given back");
         steps.push(Side::Home, Step::OnStorage { from: captured.stream.cursor().sequence });
         self.departure.left.has_failed = false;
         let writes = self.write_open_end(&captured, &Errand::LeavingRest, steps);

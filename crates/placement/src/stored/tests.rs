@@ -6,8 +6,6 @@ use crate::nvm::books::{RegionBooks, RegionVerdict, RegionWhy};
 use jbd2::SuperblockEdit;
 
 const SEQUENCE: u32 = 77;
-/// Row 3a.
-const LEFT: u32 = 12;
 const OPENING: Opening = Opening { number: *b"sixteen numbers.", count: 5 };
 const SERVER: RemoteMark = RemoteMark { epoch: 9, nonce: [3; 16] };
 const CHECKSUM_AT: usize = 0xfc;
@@ -46,9 +44,13 @@ enum Memorys {
     Dropped,
     Nvm,
     Distrust,
+    Aged,
+    AgedOtherSequence,
+    /// Nobody writes the two together.
+    AgedAndDistrust,
 }
 
-const MEMORYS: [Memorys; 7] = [
+const MEMORYS: [Memorys; 10] = [
     Memorys::None,
     Memorys::Torn,
     Memorys::OtherSequence,
@@ -56,6 +58,9 @@ const MEMORYS: [Memorys; 7] = [
     Memorys::Dropped,
     Memorys::Nvm,
     Memorys::Distrust,
+    Memorys::Aged,
+    Memorys::AgedOtherSequence,
+    Memorys::AgedAndDistrust,
 ];
 
 #[derive(Clone, Copy, Debug)]
@@ -117,13 +122,18 @@ impl Case {
             let kind = match self.memorys {
                 Memorys::Dropped => MarkKind::Dropped,
                 Memorys::Nvm => MarkKind::Nvm,
+                Memorys::Aged | Memorys::AgedOtherSequence | Memorys::AgedAndDistrust => MarkKind::Aged,
                 _ => MarkKind::Held,
             };
-            let (mark, _) = marks(sequence(self.memorys == Memorys::OtherSequence), kind);
+            let is_other = matches!(self.memorys, Memorys::OtherSequence | Memorys::AgedOtherSequence);
+            let (mark, _) = marks(sequence(is_other), kind);
             block[MEMORYS_MARK].copy_from_slice(&mark);
-            if self.memorys == Memorys::Distrust {
+            if self.is_distrusted() {
                 // It takes the place of a held mark, and lies elsewhere.
                 block = distrusted(&block).expect("a superblock");
+            }
+            if self.memorys == Memorys::AgedAndDistrust {
+                block[MEMORYS_MARK].copy_from_slice(&mark);
             }
             if self.memorys == Memorys::Torn {
                 block[MEMORYS_MARK.start + 20] ^= 0xff;
@@ -139,56 +149,61 @@ impl Case {
         block
     }
 
+    fn is_distrusted(&self) -> bool {
+        matches!(self.memorys, Memorys::Distrust | Memorys::AgedAndDistrust)
+    }
+
     /// The table, written down a second time.
-    fn row(&self) -> (u32, fn(&Says) -> bool) {
+    fn row(&self) -> (&'static str, Says) {
         let is_checksum_wrong = self.has_checksum && !self.is_checksum_right;
         let has_servers = self.servers != Servers::Zeros;
-        match (self.is_superblock, self.start, self.errno) {
-            (false, ..) if has_servers => (1, |says| *says == Says::Damaged),
-            (false, ..) => (2, |says| matches!(says, Says::NoJournal(SuperblockError::Magic))),
-            (true, 1, _) if self.memorys == Memorys::Distrust => {
-                (LEFT, |says| *says == Says::LeftToGuest(Tail { position: 1, sequence: SEQUENCE }))
-            }
-            (true, 500, _) if self.memorys == Memorys::Distrust => {
-                (LEFT, |says| *says == Says::LeftToGuest(Tail { position: 500, sequence: SEQUENCE }))
-            }
-            (true, 1, _) => (3, |says| *says == Says::Live(Tail { position: 1, sequence: SEQUENCE })),
-            (true, 500, _) => (3, |says| *says == Says::Live(Tail { position: 500, sequence: SEQUENCE })),
-            (true, _, errno) if errno != 0 && self.memorys == Memorys::Held => (4, |says| *says == Says::Held(OPENING)),
-            (true, _, errno) if errno != 0 && self.memorys == Memorys::Dropped => {
-                (4, |says| *says == Says::Dropped(OPENING))
-            }
-            (true, _, errno) if errno != 0 && self.memorys == Memorys::Nvm => (4, |says| *says == Says::Nvm(OPENING)),
-            _ if has_servers && is_checksum_wrong => (5, |says| *says == Says::Damaged),
-            (true, _, 0) if has_servers => (6, |says| *says == Says::Stale),
-            _ if self.servers == Servers::Torn => (7, |says| *says == Says::Damaged),
-            _ if self.servers == Servers::OtherSequence => (8, |says| *says == Says::Stale),
-            _ if has_servers => (9, |says| *says == Says::Remote(SERVER)),
-            (true, _, 0) => (10, |says| *says == Says::Empty),
-            _ => (11, |says| *says == Says::Error),
+        let tail = Tail { position: self.start, sequence: SEQUENCE };
+        match (self.is_superblock, self.start, self.errno, self.memorys) {
+            (false, ..) if has_servers => ("1", Says::Damaged),
+            (false, ..) => ("2", Says::NoJournal(SuperblockError::Magic)),
+            (true, 1.., _, Memorys::Aged | Memorys::AgedAndDistrust) => ("3b", Says::Aged(OPENING, tail)),
+            (true, 1.., _, Memorys::Distrust) => ("3a", Says::LeftToGuest(tail)),
+            (true, 1.., ..) => ("3", Says::Live(tail)),
+            (true, 0, errno, Memorys::Held) if errno != 0 => ("4", Says::Held(OPENING)),
+            (true, 0, errno, Memorys::Dropped) if errno != 0 => ("4", Says::Dropped(OPENING)),
+            (true, 0, errno, Memorys::Nvm) if errno != 0 => ("4", Says::Nvm(OPENING)),
+            _ if has_servers && is_checksum_wrong => ("5", Says::Damaged),
+            (true, 0, 0, _) if has_servers => ("6", Says::Stale),
+            _ if self.servers == Servers::Torn => ("7", Says::Damaged),
+            _ if self.servers == Servers::OtherSequence => ("8", Says::Stale),
+            _ if has_servers => ("9", Says::Remote(SERVER)),
+            (true, 0, 0, _) => ("10", Says::Empty),
+            _ => ("11", Says::Error),
         }
     }
 }
 
+/// The rows of the table at the head of this module.
+fn rows_of_the_table() -> std::collections::BTreeSet<&'static str> {
+    let head = include_str!("../stored.rs").lines().take_while(|line| line.starts_with("//!"));
+    let rows = head.filter_map(|line| line.strip_prefix("//! | ")?.split(" |").next());
+    rows.filter(|row| row.starts_with(|first: char| first.is_ascii_digit())).collect()
+}
+
 #[test]
 fn every_combination_falls_into_its_row() {
-    let mut rows = std::collections::BTreeMap::<u32, u32>::new();
+    let mut rows = std::collections::BTreeSet::new();
     for case in cases() {
         let stored = Stored::read(&case.raw());
-        let (row, is_right) = case.row();
-        assert!(is_right(&stored.says), "row {row}: {case:?} gave {stored:?}");
+        let (row, says) = case.row();
+        assert_eq!(stored.says, says, "row {row}: {case:?}");
         assert_eq!(stored.superblock.is_some(), case.is_superblock, "{case:?}");
-        assert_eq!(stored.is_distrusted, case.is_superblock && case.memorys == Memorys::Distrust, "{case:?}");
+        assert_eq!(stored.is_distrusted, case.is_superblock && case.is_distrusted(), "{case:?}");
         // What follows from it: somebody who has nothing of the log may take it as it is there only where nothing else may.
         let may_go_on = stored.live_from();
         match row {
-            3 | LEFT => assert!(matches!(may_go_on, Ok(Some(_))), "{case:?}"),
-            6 | 10 => assert_eq!(may_go_on, Ok(None), "{case:?}"),
+            "3" | "3a" | "3b" => assert!(matches!(may_go_on, Ok(Some(_))), "{case:?}"),
+            "6" | "10" => assert_eq!(may_go_on, Ok(None), "{case:?}"),
             _ => assert_eq!(may_go_on, Err(Elsewhere), "{case:?}"),
         }
-        *rows.entry(row).or_default() += 1;
+        rows.insert(row);
     }
-    assert_eq!(rows.keys().copied().collect::<Vec<_>>(), (1..=LEFT).collect::<Vec<_>>(), "{rows:?}");
+    assert_eq!(rows, rows_of_the_table(), "each row has a case, and each case a row");
 }
 
 #[test]
@@ -283,6 +298,36 @@ fn storage_is_judged_by_what_is_held() {
     }
     let dropped = marked(&before, MarkKind::Dropped, &OPENING).expect("a superblock");
     assert_eq!(books.judge(&dropped), Err(Why::OtherOpening));
+    // Row 3a: live beside the held log, and which opening of that.
+    let from = Tail { position: 40, sequence: SEQUENCE + 9 };
+    let aged =
+        |opening: Opening| crate::mark::aged(&before, &opening, (from.position, from.sequence)).expect("a superblock");
+    let earlier = Opening { count: OPENING.count - 1, ..OPENING };
+    for (opening, verdict) in [
+        (OPENING, Ok(Verdict::Aged(OPENING, from))),
+        (earlier, Ok(Verdict::Aged(earlier, from))),
+        (Opening { count: OPENING.count - 2, ..OPENING }, Err(Why::OlderCopy)),
+        (Opening { count: OPENING.count + 1, ..OPENING }, Err(Why::OlderCopy)),
+        (Opening { number: [1; 16], ..OPENING }, Err(Why::OtherOpening)),
+    ] {
+        assert_eq!(books.judge(&aged(opening)), verdict, "{opening:?}");
+        // Where the books know of no opening, it is a live log that somebody else began.
+        let unknown = HeldBooks { openings: None, ..books };
+        assert_eq!(unknown.judge(&aged(opening)), Err(Why::UsedSince), "{opening:?}");
+    }
+    // The mark of another log than the one that begins there says nothing of it, nor one in a log that is empty.
+    let of_another = edited(&aged(OPENING), |edit| {
+        edit.sequence(from.sequence + 1);
+    });
+    assert_eq!(books.judge(&of_another), Err(Why::UsedSince));
+    let no_more = edited(&aged(OPENING), |edit| {
+        edit.start(0);
+    });
+    assert_eq!(books.judge(&no_more), Err(Why::UsedSince));
+    let failed = edited(&no_more, |edit| {
+        edit.errno(jbd2::ERRNO_EIO);
+    });
+    assert_eq!(books.judge(&failed), Err(Why::OtherOpening));
     // Row 4 and 5: an error without a mark is the guest's own, or it is none of ours.
     assert_eq!(books.judge(&plain), Err(Why::OtherOpening));
     assert_eq!(HeldBooks { openings: None, ..books }.judge(&plain), Ok(Verdict::Marked));

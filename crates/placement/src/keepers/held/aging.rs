@@ -47,11 +47,6 @@ use std::time::Duration;
 const COUNTED_EVERY: Duration = Duration::from_secs(1);
 
 impl Held {
-    /// Whether the log is made durable by age.
-    pub(super) fn is_aging(&self) -> bool {
-        self.state().aging.is_some()
-    }
-
     /// Whether steps of the machine are under way.
     pub(super) fn has_operations(&self) -> bool {
         self.state().aging.as_ref().is_some_and(|aging| !aging.operations.is_empty())

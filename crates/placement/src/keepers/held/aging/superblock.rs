@@ -24,6 +24,16 @@ impl Held {
         if aging.ready == Some(request) {
             aging.ready = None;
             let is_on_storage = aging.is_closed;
+            if !is_on_storage && self.area.is_superblock_foreign(self.id, &content) {
+                // While it waited, its guest has written over the log that it was about.
+                let why = "the guest wrote over its journal while a superblock of it was made durable".to_owned();
+                aging.fault(self, why);
+                aging.later.push((request, content));
+                steps.push(Side::Journal, Step::Hold(request));
+                self.give_up(log, aging, steps);
+                self.end_if_drained(log, &mut state, steps);
+                return AgedSuperblock::Held;
+            }
             aging.superblock = content;
             if is_on_storage && let Some(mut aging) = self.over(&mut state) {
                 aging.take_waiting().fail(steps);
@@ -70,6 +80,18 @@ impl Held {
         }
         self.end_if_drained(log, &mut state, steps);
         AgedSuperblock::Held
+    }
+
+    /// The area has no log any more, and storage is on its way to be what the guest says. Whoever comes to this with a machine that goes on has a fault,
+    /// and nobody can wait for it to end: what it has under way may land on what the guest writes there.
+    pub(in crate::keepers::held) fn aged_has_no_log(&self, log: &Log, steps: &mut Steps) {
+        let mut state = self.state();
+        let Some(mut aging) = self.over(&mut state) else { return };
+        log.home.note_fault(
+            "a journal was closed that was still made durable, which is a fault of amberlog's: run e2fsck -f on its file system",
+        );
+        aging.take_waiting().fail(steps);
+        self.end_unsent(aging.hosts.into_values());
     }
 
     /// If this superblock closes the log, and compounds have had numbers that are to be the guest's: which these are.
