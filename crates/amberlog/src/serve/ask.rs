@@ -61,7 +61,7 @@ pub struct PlacementArgs {
     #[arg(value_name = "PLACEMENT", value_parser = wished)]
     placement: Wished,
     /// EXPERIMENTAL, for retain and copy: what the guest has committed is durable on storage within so many seconds (0 to 3600) from
-    /// now on; or never, as without this option.
+    /// now on; or never, as without this option. The command returns when that is in force; what is not in time stays wished.
     #[arg(long, value_name = "SECONDS|never", value_parser = seconds_or_never)]
     durable_within: Option<String>,
     /// Seconds after which it is given up.
