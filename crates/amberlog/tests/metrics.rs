@@ -7,6 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
+use test_frontend::{FrontEnd, FrontEndOptions, GuestRam, STATUS_OK, TestDisk};
 
 #[path = "common/judges.rs"]
 mod judges;
@@ -129,6 +130,117 @@ fn a_daemon_says_how_it_is_to_prometheus_and_to_programs() {
     assert!(lines.iter().any(|line| line["vm"] == "gone" && line["level"] == "error"), "{lines:?}");
 }
 
+/// Where the image's journal begins, and its superblock.
+fn journal(image: &Path) -> (u64, Vec<u8>) {
+    let bytes = std::fs::read(image).unwrap();
+    let begin = [0xC0, 0x3B, 0x39, 0x98, 0, 0, 0, 4];
+    let found = bytes.chunks(4096).enumerate().find(|(_, block)| block.starts_with(&begin));
+    let (index, block) = found.expect("mke2fs has made a journal");
+    (index as u64 * 4096, block.to_vec())
+}
+
+/// The guest is a front end that opens its journal and commits nothing; it opens it anew with a feature with which it cannot be durable by age.
+#[test]
+fn whether_durable_within_is_in_force_is_waited_for_and_seen() {
+    let directory = tempfile::tempdir().unwrap();
+    let shm = tempfile::Builder::new().prefix("amberlog-promise-").tempdir_in("/dev/shm").unwrap();
+    let at = |name: &str| directory.path().join(name);
+    let image = at("disk.img");
+    std::fs::File::create(&image).unwrap().set_len(16 << 20).unwrap();
+    let words = ["-q", "-F", "-t", "ext4", "-b", "4096", "-J", "size=4"];
+    assert!(
+        Command::new("mke2fs")
+            .args(words)
+            .arg(&image)
+            .status()
+            .unwrap_or_else(|error| panic!("mke2fs: {error}"))
+            .success()
+    );
+    let config = format!(
+        "shm = {:?}\nrun = {:?}\n[metrics]\nlisten = [{:?}]\n[[vm]]\nname = \"db\"\ndisks = [\"{},placement=copy\"]\n",
+        shm.path(),
+        at("run"),
+        at("metrics.sock"),
+        image.display()
+    );
+    std::fs::write(at("amberlog.toml"), config).unwrap();
+    let _daemon = Daemon(
+        Command::new(env!("CARGO_BIN_EXE_amberlog"))
+            .args(["serve".as_ref(), "--config".as_ref(), at("amberlog.toml").as_os_str()])
+            .stdin(Stdio::null())
+            .stderr(std::fs::File::create(at("log")).unwrap())
+            .spawn()
+            .unwrap(),
+    );
+    let status = || serde_json::from_slice::<Value>(&status(directory.path()).stdout).unwrap_or_default();
+    let socket = until("a VM that waits", &at("log"), || {
+        let vm = &status()["vms"][0];
+        (vm["state"] == "waiting").then(|| vm["sockets"][0].as_str().map(PathBuf::from)).flatten()
+    });
+    let mut front_end =
+        FrontEnd::connect(&socket, GuestRam::new(2 << 20).unwrap(), FrontEndOptions::default()).unwrap();
+    front_end.start().unwrap();
+    let mut disk = TestDisk::new(front_end);
+    let (place, empty) = journal(&image);
+    // `s_start` and `s_feature_incompat`.
+    let mut superblock = |start: u8, features: u8| {
+        let mut block = empty.clone();
+        (block[0x1F], block[0x2B]) = (start, features);
+        assert_eq!(disk.write(place, &block).unwrap(), STATUS_OK);
+    };
+    let ask = |words: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_amberlog"));
+        command.args(words).arg("--run").arg(at("run")).output().unwrap()
+    };
+    let wish = |within: &str, patience: &str| {
+        ask(&["placement", "db", "disk0", "copy", "--durable-within", within, "--patience", patience])
+    };
+    #[track_caller]
+    fn is_done(output: &Output, when: &str) {
+        let done = format!("db, disk0: copy ({when})\n");
+        assert_eq!(
+            (output.status.code(), String::from_utf8_lossy(&output.stdout)),
+            (Some(0), done.into()),
+            "{}",
+            said(output)
+        );
+    }
+    let assert_seen = |cell: &str, is_unmet: &str| {
+        let answer = status();
+        assert_is_status(&answer);
+        let table = said(&ask(&["status"]));
+        assert!(table.lines().any(|line| line.contains(&format!(" {cell}  "))), "{cell}: {table}");
+        let text = get(UnixStream::connect(at("metrics.sock")).unwrap(), "*/*");
+        let of = "amberlog_disk_durable_within_unmet{vm=\"db\",disk=\"disk0\"}";
+        assert!(text.contains(&format!("{of} {is_unmet}\n")), "{text}");
+        answer["vms"][0]["disks"][0].clone()
+    };
+
+    // Nothing is mounted.
+    is_done(&wish("5", "60"), "from the next mount on");
+    assert_seen("5 s: not in use", "0");
+    superblock(1, 0);
+    is_done(&wish("0", "60"), "done");
+    let disk = assert_seen("0 s", "0");
+    assert_eq!(
+        (&disk["durability"]["within_s"], &disk["durable_within_unmet_for_s"]),
+        (&Value::from(0), &Value::Null),
+        "{disk}"
+    );
+
+    superblock(0, 0);
+    // With fast commits.
+    superblock(1, 0x20);
+    let late = wish("5", "2");
+    let sentence = "disk disk0: durable-within=5 is wished from now on, and is not in force in 2 s: its journal is only held, and not made durable by age";
+    assert!(late.status.code() == Some(1) && said(&late).contains(sentence), "{}", said(&late));
+    let disk = assert_seen("5 s: not in force", "1");
+    let seconds = disk["durable_within_unmet_for_s"].as_u64();
+    assert!(seconds.is_some_and(|seconds| (1..60).contains(&seconds)), "it is counted while nobody asks: {disk}");
+    is_done(&wish("never", "60"), "done");
+    assert!(said(&ask(&["status"])).lines().any(|line| line.contains(" -  ")));
+}
+
 #[test]
 fn the_judges_can_say_no() {
     let lost = |state: &str| {
@@ -162,7 +274,12 @@ fn the_alert_rules_are_understood_and_say_what_they_should() {
     for (from, to) in [
         ("== 0", "== 2"),
         ("for: 15m", "for: 5m"),
-        ("> 300", "> 500"),
+        ("> 3 *", "> 2 *"),
+        ("> 3 *", "> 30 *"),
+        ("_seconds + 10", "_seconds + 12"),
+        ("_seconds + 10\n        for: 2m", "_seconds + 10\n        for: 0m"),
+        ("unmet == 1", "unmet == 2"),
+        ("unmet == 1\n        for: 2m", "unmet == 1\n        for: 0m"),
         ("> 0.5", "> 5"),
         ("> 0.05", "> 0.5"),
         ("> 3\n", "> 300\n"),

@@ -118,6 +118,18 @@ const OF_DISKS: &[(&str, Kind, &str, Samples)] = &[
         &[("/durability/oldest_undurable_s", "")],
     ),
     (
+        "disk_durable_within_seconds",
+        Kind::Gauge,
+        "How old what is committed may be before it is durable on storage: what is in force.",
+        &[("/durability/within_s", "")],
+    ),
+    (
+        "disk_durable_within_wished_seconds",
+        Kind::Gauge,
+        "The same, as it was asked for.",
+        &[("/durable_within_wished_s", "")],
+    ),
+    (
         "disk_compounds",
         Kind::Counter,
         "Compound transactions written to the journals' places.",
@@ -303,6 +315,11 @@ pub fn render(status: &Value, format: Format) -> String {
     for (labels, disk) in &disks {
         output.sample("disk_fault", labels, if disk["fault"].is_string() { "1" } else { "0" });
     }
+    output.begin("disk_durable_within_unmet", Kind::Gauge, "1 while less is in force than durable-within asks for.");
+    for (labels, disk) in disks.iter().filter(|(_, disk)| disk["durable_within_wished_s"].is_u64()) {
+        let is_unmet = disk["durable_within_unmet_for_s"].is_u64();
+        output.sample("disk_durable_within_unmet", labels, if is_unmet { "1" } else { "0" });
+    }
     for (name, kind, help, samples) in OF_DISKS {
         output.begin(name, *kind, help);
         for (labels, disk) in &disks {
@@ -394,6 +411,21 @@ mod tests {
         let text = render(&status(), Format::Plain);
         assert!(text.contains("# TYPE amberlog_disk_requests_total counter\n"), "{text}");
         assert!(!text.contains("# EOF") && !text.contains("# UNIT"), "{text}");
+    }
+
+    #[test]
+    fn what_durable_within_asks_for_is_held_against_what_is_in_force() {
+        let written = |asked: Value, within: Value, unmet_for: Value| {
+            let disk = json!({"name": "d", "durable_within_wished_s": asked, "durable_within_unmet_for_s": unmet_for,
+                "durability": {"within_s": within, "oldest_undurable_s": null}});
+            let text = render(&json!({"vms": [{"vm": "x", "disks": [disk]}]}), Format::OpenMetrics);
+            let samples = text.lines().filter_map(|line| line.strip_prefix("amberlog_disk_durable_within_"));
+            samples.map(|sample| sample.replace("{vm=\"x\",disk=\"d\"}", "")).collect::<Vec<_>>()
+        };
+        assert_eq!(written(json!(5), json!(5), Value::Null), ["unmet 0", "seconds 5", "wished_seconds 5"]);
+        assert_eq!(written(json!(0), json!(5), json!(0)), ["unmet 1", "seconds 5", "wished_seconds 0"]);
+        assert_eq!(written(json!(5), Value::Null, json!(9)), ["unmet 1", "wished_seconds 5"]);
+        assert_eq!(written(Value::Null, Value::Null, Value::Null), [""; 0]);
     }
 
     /// What the dashboard and the alert rules ask for is there.

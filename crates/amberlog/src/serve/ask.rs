@@ -61,7 +61,7 @@ pub struct PlacementArgs {
     #[arg(value_name = "PLACEMENT", value_parser = wished)]
     placement: Wished,
     /// EXPERIMENTAL, for retain and copy: what the guest has committed is durable on storage within so many seconds (0 to 3600) from
-    /// now on; or never, as without this option.
+    /// now on; or never, as without this option. The command returns when that is in force; what is not in time stays wished.
     #[arg(long, value_name = "SECONDS|never", value_parser = seconds_or_never)]
     durable_within: Option<String>,
     /// Seconds after which it is given up.
@@ -271,6 +271,34 @@ const PREPARES_WITHIN_S: u64 = 60;
 /// A worker that dies more often than that in an hour does so for a reason, though another one goes on each time.
 const DEATHS_AN_HOUR: u64 = 3;
 
+/// `durable-within` that is not in force for longer than this does not come into force by itself in a moment, in seconds.
+const IN_FORCE_WITHIN_S: u64 = 60;
+
+/// How often the age that is in force passes before what is not durable is late, and what that is given on top, in seconds: of 0, too, what
+/// waits for storage may take a while.
+const LATE_AFTER: (u64, u64) = (3, 10);
+
+/// What is not well with `durable-within` on a disk.
+fn undurable(disk: &Value) -> Option<String> {
+    let within_s = disk["durability"]["within_s"].as_u64();
+    if let Some(seconds) = disk["durable_within_unmet_for_s"].as_u64().filter(|seconds| *seconds > IN_FORCE_WITHIN_S) {
+        let in_force = within_s.map_or_else(|| "nothing is".to_owned(), |within_s| format!("{within_s} s are"));
+        let why = disk["durability"]["reason"].as_str().map_or_else(String::new, |reason| format!(" ({reason})"));
+        return Some(format!(
+            "durable-within={} has not been in force for {seconds} s, {in_force}{why}: a loss of the host's power costs more than was asked for",
+            disk["durable_within_wished_s"]
+        ));
+    }
+    let (within_s, age_s) = (within_s?, disk["durability"]["oldest_undurable_s"].as_f64()?);
+    let (times, more) = LATE_AFTER;
+    (age_s > within_s.saturating_mul(times).saturating_add(more) as f64).then(|| {
+        format!(
+            "with durable-within={within_s} the oldest transaction that is not durable is {age_s:.0} s old: storage does not answer, or is too \
+             slow for what the guest commits"
+        )
+    })
+}
+
 /// What is not well with the VMs, a sentence each. On battery no journal is to be held.
 fn problems(vms: &Value, on_battery: bool) -> Vec<String> {
     let mut problems = Vec::new();
@@ -306,6 +334,9 @@ fn problems(vms: &Value, on_battery: bool) -> Vec<String> {
         for disk in vm["disks"].as_array().into_iter().flatten() {
             if let Some(fault) = disk["fault"].as_str() {
                 problems.push(format!("vm {name}, disk {}: {fault}", text(&disk["name"])));
+            }
+            if let Some(problem) = undurable(disk) {
+                problems.push(format!("vm {name}, disk {}: {problem}", text(&disk["name"])));
             }
             if on_battery && matches!(disk["placement_effective"].as_str(), Some("retain" | "copy")) {
                 problems.push(format!(
@@ -423,11 +454,29 @@ fn shown_placement(disk: &Value) -> String {
     if effective.is_empty() || effective == wanted { wanted } else { format!("{wanted}>{effective}") }
 }
 
+/// What `durable-within` was asked for, and how old the oldest transaction is that is not durable; or what is in force in its place.
+fn shown_durability(disk: &Value) -> String {
+    let durability = &disk["durability"];
+    let within_s = durability["within_s"].as_u64();
+    let asked_s = disk["durable_within_wished_s"].as_u64();
+    let asked = asked_s.map_or_else(|| "never".to_owned(), |seconds| format!("{seconds} s"));
+    match (asked_s, within_s) {
+        (None, None) => "-".to_owned(),
+        (Some(_), None) if disk["durable_within_unmet_for_s"].is_null() => format!("{asked}: not in use"),
+        (Some(_), None) => format!("{asked}: not in force"),
+        (asked_s, Some(within_s)) if asked_s != Some(within_s) => format!("{asked}: {within_s} s now"),
+        (_, Some(_)) => match durability["oldest_undurable_s"].as_f64() {
+            Some(age_s) => format!("{asked}, {age_s:.1} s"),
+            None => asked,
+        },
+    }
+}
+
 /// A line for each disk.
 fn table(vms: &Value) -> String {
     let mut lines = vec![format!(
-        "{:<16} {:<12} {:<14} {:>9} {:>9} {:>9} {:>12} {:>12}  {}",
-        "VM", "DISK", "PLACEMENT", "HELD", "COPIED", "COMMITS", "JOURNAL MB", "HOME MB", "STATE"
+        "{:<16} {:<12} {:<14} {:<20} {:>9} {:>9} {:>9} {:>12} {:>12}  {}",
+        "VM", "DISK", "PLACEMENT", "DURABLE WITHIN", "HELD", "COPIED", "COMMITS", "JOURNAL MB", "HOME MB", "STATE"
     )];
     for vm in vms.as_array().into_iter().flatten() {
         let pending = vm["pending"]
@@ -437,17 +486,18 @@ fn table(vms: &Value) -> String {
         let disks = vm["disks"].as_array().cloned().unwrap_or_default();
         if disks.is_empty() {
             lines.push(format!(
-                "{name:<16} {:<12} {:<14} {:>9} {:>9} {:>9} {:>12} {:>12}  {state}",
-                "-", "-", "", "", "", "", ""
+                "{name:<16} {:<12} {:<14} {:<20} {:>9} {:>9} {:>9} {:>12} {:>12}  {state}",
+                "-", "-", "-", "", "", "", "", ""
             ));
         }
         for disk in &disks {
             let counter = |name: &str| disk["counters"][name].as_u64().unwrap_or_default();
             let megabytes = |name: &str| format!("{:.1}", counter(name) as f64 / 1e6);
             lines.push(format!(
-                "{name:<16} {:<12} {:<14} {:>9} {:>9} {:>9} {:>12} {:>12}  {state}",
+                "{name:<16} {:<12} {:<14} {:<20} {:>9} {:>9} {:>9} {:>12} {:>12}  {state}",
                 text(&disk["name"]),
                 shown_placement(disk),
+                shown_durability(disk),
                 counter("blocks_retained_now"),
                 format!("{:.1}M", counter("pool_bytes_now") as f64 / 1e6),
                 counter("transactions"),
@@ -456,6 +506,13 @@ fn table(vms: &Value) -> String {
             ));
             if let Some(fault) = disk["fault"].as_str() {
                 lines.push(format!("  {name} {}: {}", text(&disk["name"]), in_a_line(fault)));
+            }
+            // A fault that has ended it is its reason, and stands there already.
+            let is_news = |reason: &&str| !disk["fault"].as_str().is_some_and(|fault| fault.contains(*reason));
+            if disk["durable_within_wished_s"].is_u64()
+                && let Some(reason) = disk["durability"]["reason"].as_str().filter(is_news)
+            {
+                lines.push(format!("  {name} {}: durable-within: {}", text(&disk["name"]), in_a_line(reason)));
             }
         }
     }
@@ -482,12 +539,14 @@ mod tests {
     fn what_a_worker_says_does_not_steer_a_terminal() {
         let evil = "\x1b]0;x\x07\u{9b}2J\nvm b is held";
         let io = json!({"read_requests": 1});
-        let disk = json!({"name": evil, "placement": evil, "placement_effective": evil, "fault": evil, "io": io});
+        let mut disk = json!({"name": evil, "placement": evil, "placement_effective": evil, "fault": evil, "io": io});
+        disk["durable_within_wished_s"] = json!(5);
+        disk["durability"] = json!({"reason": format!("{evil}, and more")});
         let vm = |disks: Value| json!({"vm": "a", "state_text": evil, "pending": evil, "disks": disks});
         let vms = json!([vm(json!([disk])), vm(json!([]))]);
         let shown = table(&vms) + &crate::metrics::top::table(None, &vms);
         assert!(shown.chars().all(|character| character == '\n' || !character.is_control()), "{shown:?}");
-        assert_eq!(shown.lines().count(), 6, "{shown}");
+        assert_eq!(shown.lines().count(), 7, "{shown}");
     }
 
     #[test]
@@ -524,6 +583,74 @@ mod tests {
             assert!(one[..end].ends_with(&format!(" {cell}")), "{name}\n{table}");
         }
         assert_eq!(one[head.find("PLACEMENT").expect("a head")..].split(' ').next(), Some("retain>storage"), "{table}");
+    }
+
+    /// A disk for which that was asked, in seconds; what is in force, and the age of the oldest transaction; and for how long that is too little.
+    fn aged(asked: Value, (within, oldest): (Value, Value), unmet_for: Value, reason: Value) -> Value {
+        json!({"name": "d", "placement": "retain", "placement_effective": "retain", "durable_within_wished_s": asked,
+            "durable_within_unmet_for_s": unmet_for, "durability": {"within_s": within, "oldest_undurable_s": oldest, "reason": reason}})
+    }
+
+    #[test]
+    fn whether_what_is_asked_for_is_in_force_is_shown() {
+        let none = || Value::Null;
+        for (disk, shown) in [
+            (aged(json!(5), (json!(5), json!(3.21)), none(), none()), "5 s, 3.2 s"),
+            (aged(json!(0), (json!(0), none()), none(), none()), "0 s"),
+            (aged(json!(3600), (none(), none()), json!(0), json!("not yet")), "3600 s: not in force"),
+            (aged(json!(5), (none(), none()), none(), none()), "5 s: not in use"),
+            (aged(json!(0), (json!(5), json!(1.0)), json!(2), none()), "0 s: 5 s now"),
+            (aged(none(), (json!(5), none()), none(), none()), "never: 5 s now"),
+            (aged(none(), (none(), none()), none(), none()), "-"),
+            (json!({"name": "d"}), "-"),
+        ] {
+            let table = table(&json!([{"vm": "db", "state_text": "running", "disks": [disk]}]));
+            let (head, line) = table.split_once('\n').expect("a head");
+            let at = head.find("DURABLE WITHIN").expect("a column");
+            assert_eq!(line[at..at + 20].trim_end(), shown, "{table}");
+            assert!(line[at + 20..].starts_with("         0 "), "the columns behind it stay in place\n{table}");
+        }
+        let mut disk = aged(json!(5), (none(), none()), json!(1), json!("tmpfs is full"));
+        let shown = |disk: &Value| table(&json!([{"vm": "db", "state_text": "running", "disks": [disk]}]));
+        assert!(shown(&disk).contains("\n  db d: durable-within: tmpfs is full\n"), "{}", shown(&disk));
+        disk["fault"] = json!("its journal is only held: tmpfs is full");
+        assert_eq!(shown(&disk).matches("tmpfs is full").count(), 1, "{}", shown(&disk));
+        let never = aged(none(), (none(), none()), none(), json!("tmpfs is full"));
+        assert!(!shown(&never).contains("tmpfs"), "it is as asked");
+    }
+
+    #[test]
+    fn a_promise_that_is_not_in_force_is_not_well() {
+        let none = || Value::Null;
+        let said = |disk: Value| problems(&json!([{"vm": "db", "state": "running", "disks": [disk]}]), false);
+        for well in [
+            aged(json!(5), (json!(5), json!(24.9)), none(), none()),
+            aged(json!(0), (json!(0), json!(9.9)), none(), none()),
+            aged(json!(5), (none(), none()), json!(60), json!("not yet")),
+            aged(json!(5), (none(), none()), none(), none()),
+            aged(none(), (none(), json!(900.0)), none(), json!("storage has failed")),
+        ] {
+            assert_eq!(said(well.clone()), [""; 0], "{well}");
+        }
+        assert_eq!(
+            said(aged(json!(5), (none(), none()), json!(61), json!("tmpfs is full"))),
+            [
+                "vm db, disk d: durable-within=5 has not been in force for 61 s, nothing is (tmpfs is full): a loss of the host's power costs more \
+              than was asked for"
+            ]
+        );
+        let said_of = |disk: Value| said(disk).pop().expect("a problem");
+        let slow = said_of(aged(json!(0), (json!(5), json!(90.0)), json!(61), none()));
+        assert!(slow.contains("durable-within=0 has not been in force for 61 s, 5 s are: a loss"), "{slow}");
+        for (within, age) in [(5, 25.1), (0, 10.1), (100, 310.5)] {
+            let late = said_of(aged(json!(within), (json!(within), json!(age)), none(), none()));
+            assert!(
+                late.contains(&format!(
+                    "with durable-within={within} the oldest transaction that is not durable is {age:.0} s old"
+                )),
+                "{late}"
+            );
+        }
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! What there is of a VM while it is served.
 
+use super::promise::Shortfalls;
 use crate::vm::VmObserver;
 use crate::vm::change::Doors;
 use crate::vm::migration::Migration;
@@ -19,4 +20,6 @@ pub(super) struct Live {
     pub(super) observer: Arc<VmObserver>,
     pub(super) doors: Doors,
     pub(super) migration: Option<Arc<Migration>>,
+    /// Where less is promised than `durable-within` asks for.
+    pub(super) shortfalls: Arc<Shortfalls>,
 }

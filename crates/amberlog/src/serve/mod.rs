@@ -28,6 +28,7 @@ mod memory;
 mod moving;
 mod notify;
 mod power;
+mod promise;
 mod shutdown;
 mod slot;
 mod slots;

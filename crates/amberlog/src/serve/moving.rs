@@ -3,13 +3,12 @@
 //! It must never end before the journal is where the answer says. Failure story: what has not been quiet in time stays where it was.
 
 use super::live::Live;
+use super::promise::{AT_NEXT_MOUNT, DONE};
 use anyhow::Context;
 use placement::{Change, KeptLog, PlacementKind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// It is there.
-pub const DONE: &str = "done";
 const PAUSE: Duration = Duration::from_millis(1);
 
 /// Has `log`, of the disk of that number that is called `disk`, live at `to`. Gives a sentence about when that is so. `patience` ends at `deadline`.
@@ -42,7 +41,7 @@ pub fn move_log(
             Ok(DONE)
         }
         Change::Done => Ok(DONE),
-        Change::AtNextMount => Ok("from the next mount on"),
+        Change::AtNextMount => Ok(AT_NEXT_MOUNT),
         Change::HandOver => {
             let number = log.index();
             let handle = live.handles.get(log.journal_disk()).context("the disk with the journal is gone")?;

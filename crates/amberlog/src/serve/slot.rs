@@ -7,8 +7,9 @@
 use super::config::{Config, DiskChanges, VmConfig};
 use super::left::{self, Left};
 use super::live::Live;
-use super::moving::{DONE, move_log};
+use super::moving::move_log;
 use super::power;
+use super::promise::{self, DONE, Shortfalls};
 use super::snapshot::Wish;
 use crate::raw::KnownRaw;
 use crate::vm::change::{self, DURABLE_WITHIN, THROTTLE};
@@ -30,6 +31,8 @@ use supervision::{Kept, Said};
 
 /// How often the VMMs and the wishes are looked at.
 const INTERVAL: Duration = Duration::from_millis(100);
+/// How often it is looked whether what `durable-within` asks for is in force: `health` counts in minutes.
+const SHORTFALLS_EVERY: Duration = Duration::from_secs(1);
 /// The pauses between attempts.
 const PAUSE_MIN: Duration = Duration::from_secs(1);
 const PAUSE_MAX: Duration = Duration::from_secs(5);
@@ -585,8 +588,11 @@ impl Slot {
             observer: Arc::clone(&serving.observer),
             doors: serving.doors.clone(),
             migration: vm.migration.clone(),
+            shortfalls: Arc::new(Shortfalls::default()),
         };
         let begun = Instant::now();
+        let mut looked = begun;
+        let shortfalls = Arc::clone(&live.shortfalls);
         let mut inner = self.lock();
         inner.live = Some(live);
         inner.enter(State::Waiting);
@@ -657,6 +663,13 @@ impl Slot {
                 Wanted::Serve(wanted) if **wanted != *config && is_nobodys() => return End::Finish,
                 _ => {}
             }
+            if looked.elapsed() >= SHORTFALLS_EVERY {
+                // Who asks for its status does not wait for that.
+                drop(inner);
+                shortfalls.look(&vm.journals, &vm.journals.report(&self.name));
+                looked = Instant::now();
+                inner = self.lock();
+            }
             inner = self.changed.wait_timeout(inner, INTERVAL).expect("no panic under this lock").0;
         }
     }
@@ -685,6 +698,7 @@ impl Slot {
                 protection: ProtectionReport::default(),
             },
         };
+        let shortfalls = live.as_ref().map(|live| live.shortfalls.look(&live.journals, &report)).unwrap_or_default();
         let mut entry = serde_json::to_value(report).unwrap_or_else(|_| json!({"schema": 1, "vm": self.name}));
         entry["state"] = json!(state);
         entry["state_text"] = json!(text);
@@ -713,6 +727,8 @@ impl Slot {
                 entry["disks"][index]["image_is_in_place"] = json!(is_in_place);
                 let wished = live.journals.disk(index).durable_within();
                 entry["disks"][index]["durable_within_wished_s"] = json!(wished.map(|within| within.as_secs()));
+                let shortfall = shortfalls.get(index).copied().flatten();
+                entry["disks"][index]["durable_within_unmet_for_s"] = json!(shortfall.map(|time| time.as_secs()));
             }
             crate::metrics::add(&mut entry, &live.handles, &live.journals, &live.observer.memory);
             entry["sockets"] = live.attachments.iter().map(|disk| json!(disk.socket)).collect();
@@ -977,11 +993,10 @@ impl Slot {
         }
         // The next worker of this guest does so, too. (Of this guest: what is kept goes with it, and that begins with the slot having
         // none any more.)
-        let keep = |within: Option<Duration>| {
+        let keep = |within: Option<Duration>| -> anyhow::Result<()> {
             let text = within.map_or_else(|| "never".to_owned(), |within| within.as_secs().to_string());
             let inner = self.lock();
-            let is_there = inner.live.as_ref().is_some_and(|now| Arc::ptr_eq(&now.journals, &live.journals));
-            anyhow::ensure!(is_there, "vm {}: its VMM has ended meanwhile", self.name);
+            self.check_still_served(&inner, &live.journals)?;
             Ok(self.line.keep(&format!("{DURABLE_WITHIN}{disk}"), &text, None)?)
         };
         let before = live.journals.disk(index).durable_within();
@@ -991,6 +1006,37 @@ impl Slot {
             keep(before)?;
             Err(error.into())
         })
+    }
+
+    /// Waits until what was asked for with [`Slot::set_durable_within`] is in force. Gives a sentence about when that is so. `patience` ends at
+    /// `deadline`.
+    ///
+    /// # Errors
+    /// When it takes longer, another one is asked for meanwhile, or the VMM ends.
+    pub fn wait_durable_within(
+        &self,
+        disk: &str,
+        within: Option<Duration>,
+        (patience, deadline): (Duration, Instant),
+    ) -> anyhow::Result<&'static str> {
+        let _entered = self.enter();
+        let live = self.live()?;
+        let index = self.disk_index(&live.journals, disk)?;
+        promise::wait(disk, within, (patience, deadline), || {
+            self.check_still_served(&self.lock(), &live.journals)?;
+            anyhow::ensure!(
+                live.journals.disk(index).durable_within() == within,
+                "disk {disk}: another durable-within has been asked for meanwhile"
+            );
+            let report = live.journals.report(&self.name);
+            Ok(promise::InForce::from(&report.disks[index]))
+        })
+    }
+
+    fn check_still_served(&self, inner: &Inner, journals: &Arc<Journals>) -> anyhow::Result<()> {
+        let is_there = inner.live.as_ref().is_some_and(|now| Arc::ptr_eq(&now.journals, journals));
+        anyhow::ensure!(is_there, "vm {}: its VMM has ended meanwhile", self.name);
+        Ok(())
     }
 
     /// Whether its guest, if one runs, could be left at all.

@@ -2,6 +2,7 @@
 
 use super::asked::{Asked, DiskChange, WantedName};
 use super::config::{Config, VmConfig};
+use super::promise::DONE;
 use super::slot::{Slot, Wanted};
 use super::snapshot::Wish;
 use crate::exit;
@@ -14,7 +15,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use supervision::Order;
 
 /// Bytes of a question: a configuration, at most.
@@ -120,9 +121,15 @@ impl Served {
                     // Before anything is changed.
                     slot.check_can_age(&disk, to)?;
                 }
-                let when = slot.change_placement(&disk, to, seconds(patience_seconds))?;
+                let patience = seconds(patience_seconds);
+                let deadline = Instant::now() + patience;
+                let mut when = slot.change_placement(&disk, to, patience)?;
                 if let Some(within) = within {
                     slot.set_durable_within(&disk, within)?;
+                    let in_force = slot.wait_durable_within(&disk, within, (patience, deadline))?;
+                    if when == DONE {
+                        when = in_force;
+                    }
                 }
                 Ok(json!({"schema": 1, "vm": vm, "disk": disk, "placement": placement, "when": when}))
             }

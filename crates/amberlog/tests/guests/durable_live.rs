@@ -51,8 +51,11 @@ fn wait_in_force(daemon: &Daemon, within_s: Option<u64>) -> Value {
     }
 }
 
+/// Returns when it is in force.
 fn wish(daemon: &Daemon, placement: &str, within: &str) {
-    let output = daemon.ask(&["placement", "one", "disk0", placement, "--durable-within", within]);
+    let patience = LIMIT.as_secs().to_string();
+    let output =
+        daemon.ask(&["placement", "one", "disk0", placement, "--durable-within", within, "--patience", &patience]);
     assert_eq!(output.status.code(), Some(0), "{}\n{}", text(&output.stderr), daemon.log());
 }
 
@@ -171,7 +174,8 @@ fn another_age_is_wished_under_load() {
     for within in ["5", "0", "never", "0", "1", "0", "never", "1", "never", "2"] {
         wish(&daemon, "retain", within);
         let age = within.parse().ok();
-        wait_in_force(&daemon, age);
+        let durability = daemon.wait_state("one", "running")["disks"][0]["durability"].clone();
+        assert_eq!(durability["within_s"].as_u64(), age, "it is told of too early: {durability}");
         more(&mut guest, &daemon, 10);
         if let Some(age) = age {
             let told = acknowledged(&guest);

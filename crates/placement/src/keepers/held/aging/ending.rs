@@ -136,7 +136,9 @@ impl Held {
                     aging.within.as_secs(),
                     ending.why
                 );
-                log::warn!("disk {}: {sentence}", log.home.options.name);
+                // With no age each commit was told of as durable, and the next ones are not.
+                let level = if aging.within.is_zero() { log::Level::Error } else { log::Level::Warn };
+                log::log!(level, "disk {}: {sentence}", log.home.options.name);
                 state.why_not = Some(sentence);
                 state.lacks_memory_until = Some(retried_at(log));
             }

@@ -1,0 +1,203 @@
+//! What `durable-within` was asked for, held against what is in force: for `status`, and for `amberlog placement`, which waits until it is so.
+//!
+//! Must never: call in force what promises less than was asked for. Failure story: what is not seen to be in force is said not to be, with the
+//! reason that the journal's keeper gives.
+
+use placement::{DiskReport, Journals, VmReport};
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+/// It is as it was asked for.
+pub const DONE: &str = "done";
+/// It is when its file system is mounted again.
+pub const AT_NEXT_MOUNT: &str = "from the next mount on";
+
+/// How often it is looked at while somebody waits.
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// What is in force on a disk.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct InForce {
+    /// How old what is committed may be before it is durable, in seconds.
+    within_s: Option<u64>,
+    /// Something is committed and not durable.
+    has_undurable: bool,
+    /// Why it is not as asked.
+    reason: Option<String>,
+    /// The reason is that the journal is on storage, where the guest itself makes it durable.
+    is_on_storage: bool,
+}
+
+impl From<&DiskReport> for InForce {
+    fn from(disk: &DiskReport) -> Self {
+        let Some(durability) = &disk.durability else { return InForce::default() };
+        InForce {
+            within_s: durability.within_s,
+            has_undurable: durability.oldest_undurable_s.is_some(),
+            reason: durability.reason.clone(),
+            is_on_storage: durability.reason.is_some() && durability.reason == disk.placement_reason,
+        }
+    }
+}
+
+/// How it stands to what was asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stand {
+    /// It is so, or better.
+    AsAsked,
+    /// No journal is held at this moment: there is nothing to promise.
+    NotInUse,
+    /// It is another one, or none; less is promised where that `falls_short`.
+    Other { falls_short: bool },
+}
+
+impl InForce {
+    fn stand(&self, asked: Option<Duration>) -> Stand {
+        match (asked.map(|asked| asked.as_secs()), self.within_s) {
+            (None, None) if !self.has_undurable => Stand::AsAsked,
+            (None, _) => Stand::Other { falls_short: false },
+            (Some(asked), Some(within)) if within == asked => Stand::AsAsked,
+            // Its bitmaps are not understood, and every commit is durable at once.
+            (Some(asked), Some(within)) if within < asked && self.reason.is_some() => Stand::AsAsked,
+            (Some(asked), Some(within)) => Stand::Other { falls_short: within > asked },
+            (Some(_), None) if self.reason.is_none() || self.is_on_storage => Stand::NotInUse,
+            (Some(_), None) => Stand::Other { falls_short: true },
+        }
+    }
+
+    /// Why it is another one than was asked for.
+    fn why(&self) -> String {
+        match (&self.reason, self.within_s) {
+            (Some(reason), _) => reason.clone(),
+            (None, Some(within)) => format!("{within} s are in force, until all that they allowed is durable"),
+            (None, None) => "what was in force has not ended yet".to_owned(),
+        }
+    }
+}
+
+/// Waits until what was asked for is in force. Gives a sentence about when that is so. `patience` ends at `deadline`.
+///
+/// # Errors
+/// When that takes longer; and what `look` gives as an error.
+pub(super) fn wait(
+    disk: &str,
+    asked: Option<Duration>,
+    (patience, deadline): (Duration, Instant),
+    mut look: impl FnMut() -> anyhow::Result<InForce>,
+) -> anyhow::Result<&'static str> {
+    loop {
+        let is_last = Instant::now() >= deadline;
+        let in_force = look()?;
+        match in_force.stand(asked) {
+            Stand::AsAsked => return Ok(DONE),
+            Stand::NotInUse => return Ok(AT_NEXT_MOUNT),
+            Stand::Other { .. } => {}
+        }
+        anyhow::ensure!(
+            !is_last,
+            "disk {disk}: durable-within={} is wished from now on, and is not in force in {} s: {}; it will be as soon as that is over \
+             (durability in status)",
+            asked.map_or_else(|| "never".to_owned(), |asked| asked.as_secs().to_string()),
+            patience.as_secs(),
+            in_force.why()
+        );
+        std::thread::sleep(PAUSE);
+    }
+}
+
+/// Since when less has been promised than was asked for, disk by disk.
+#[derive(Debug, Default)]
+pub(super) struct Shortfalls(Mutex<Vec<Option<Instant>>>);
+
+impl Shortfalls {
+    /// Looks at the disks of a VM. Gives for how long each has fallen short, where it does.
+    pub(super) fn look(&self, journals: &Journals, report: &VmReport) -> Vec<Option<Duration>> {
+        let falls_short = report.disks.iter().enumerate().map(|(index, disk)| {
+            InForce::from(disk).stand(journals.disk(index).durable_within()) == Stand::Other { falls_short: true }
+        });
+        self.note(falls_short, Instant::now())
+    }
+
+    fn note(&self, falls_short: impl Iterator<Item = bool>, now: Instant) -> Vec<Option<Duration>> {
+        let mut since = self.0.lock().expect("no panic under this lock");
+        let before = since.clone().into_iter().chain(std::iter::repeat(None));
+        *since =
+            falls_short.zip(before).map(|(falls_short, before)| falls_short.then(|| before.unwrap_or(now))).collect();
+        since.iter().map(|since| since.map(|since| now.saturating_duration_since(since))).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn in_force(within_s: Option<u64>, reason: Option<&str>) -> InForce {
+        InForce { within_s, reason: reason.map(str::to_owned), ..InForce::default() }
+    }
+
+    fn seconds(seconds: u64) -> Option<Duration> {
+        Some(Duration::from_secs(seconds))
+    }
+
+    #[test]
+    fn what_promises_less_than_was_asked_for_falls_short() {
+        let other = |falls_short| Stand::Other { falls_short };
+        let on_storage = InForce { is_on_storage: true, ..in_force(None, Some("it was brought")) };
+        let ends = InForce { has_undurable: true, ..InForce::default() };
+        for (asked, in_force, stand) in [
+            (None, in_force(None, None), Stand::AsAsked),
+            (None, in_force(None, Some("storage has failed")), Stand::AsAsked),
+            (None, in_force(Some(5), None), other(false)),
+            (None, ends, other(false)),
+            (seconds(5), in_force(Some(5), None), Stand::AsAsked),
+            (seconds(5), in_force(Some(0), Some("its bitmaps are not understood")), Stand::AsAsked),
+            (seconds(5), in_force(Some(0), None), other(false)),
+            (seconds(0), in_force(Some(5), None), other(true)),
+            (seconds(5), in_force(None, Some("not yet")), other(true)),
+            (seconds(5), in_force(None, None), Stand::NotInUse),
+            (seconds(5), on_storage, Stand::NotInUse),
+        ] {
+            assert_eq!(in_force.stand(asked), stand, "{asked:?}: {in_force:?}");
+        }
+    }
+
+    /// Asks for 0 while another age is in force, as long as `looks` looks see it.
+    fn waited(looks: u32, patience: Duration, then: InForce) -> anyhow::Result<&'static str> {
+        let mut seen = 0;
+        wait("disk0", seconds(0), (patience, Instant::now() + patience), || {
+            seen += 1;
+            Ok(if seen > looks { then.clone() } else { in_force(Some(5), None) })
+        })
+    }
+
+    #[test]
+    fn a_change_is_done_when_it_is_in_force() {
+        let long = Duration::from_secs(600);
+        assert_eq!(waited(3, long, in_force(Some(0), None)).expect("it comes"), "done");
+        assert_eq!(waited(3, long, in_force(None, None)).expect("it was unmounted"), "from the next mount on");
+        let late = |then: InForce| format!("{:#}", waited(0, Duration::ZERO, then).expect_err("it does not come"));
+        let said = late(in_force(Some(5), None));
+        assert!(
+            said.contains("durable-within=0 is wished from now on, and is not in force in 0 s: 5 s are in force"),
+            "{said}"
+        );
+        let said = late(in_force(None, Some("tmpfs is full")));
+        assert!(said.contains("in 0 s: tmpfs is full; it will be"), "{said}");
+        // Who has no patience is told what is so all the same.
+        assert_eq!(waited(0, Duration::ZERO, in_force(Some(0), None)).expect("it is so"), "done");
+    }
+
+    #[test]
+    fn how_long_it_has_fallen_short_is_counted_from_the_first_look() {
+        let shortfalls = Shortfalls::default();
+        let begun = Instant::now();
+        let at = |after_s: u64, falls_short: [bool; 2]| {
+            let looks = shortfalls.note(falls_short.into_iter(), begun + Duration::from_secs(after_s));
+            looks.into_iter().map(|shortfall| shortfall.map(|time| time.as_secs())).collect::<Vec<_>>()
+        };
+        assert_eq!(at(0, [false, true]), [None, Some(0)]);
+        assert_eq!(at(70, [true, true]), [Some(0), Some(70)]);
+        assert_eq!(at(80, [true, false]), [Some(10), None]);
+        assert_eq!(at(90, [true, true]), [Some(20), Some(0)]);
+    }
+}
