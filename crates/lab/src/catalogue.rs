@@ -103,8 +103,6 @@ pub struct Extent {
     pub iterations: Option<u32>,
     /// At most so many guests at once.
     pub guests_max: u32,
-    /// Sizes of workloads, as a part of the paper's.
-    pub scale: f64,
     /// As a paper is repeated: each cell [`ITERATIONS_OF_A_PAPER`] times, [`ITERATIONS_OF_MANY`] with more than four guests.
     pub is_of_paper: bool,
     /// How long loads take here, as a part of what they took where their times were first estimated (emulated guests, a
@@ -122,7 +120,6 @@ impl Default for Extent {
             quick: false,
             iterations: None,
             guests_max: 8,
-            scale: 0.1,
             is_of_paper: false,
             pace: 1.0,
             processor_pace: 1.0,
@@ -334,14 +331,15 @@ fn parse(id: &str, text: &str) -> Result<Experiment> {
     Ok(experiment)
 }
 
-/// Roughly how long all experiments take, in seconds: what several of them need is measured once.
-pub fn estimate_all_seconds(experiments: &[Experiment], extent: &Extent) -> f64 {
+/// Roughly how long all experiments take in a run with these parameters, in seconds: what several of them need is measured once.
+pub fn estimate_all_seconds(experiments: &[Experiment], extent: &Extent, of_run: &Parameters) -> f64 {
     let mut seen = BTreeSet::new();
     let mut seconds = 0.0;
     for experiment in experiments {
+        let scale = experiment.parameters(of_run).scale;
         for cell in experiment.cells(extent) {
             if !experiment.is_plain_load() || seen.insert(cell.clone()) {
-                seconds += experiment.cell_seconds(&cell, extent);
+                seconds += experiment.cell_seconds(&cell, extent, scale);
             }
         }
     }
@@ -480,14 +478,16 @@ impl Experiment {
         self.cells(&all).into_iter().map(|cell| cell.group).collect()
     }
 
-    /// Roughly how long all cells take, in seconds, on two processors.
-    pub fn estimate_seconds(&self, extent: &Extent) -> f64 {
-        self.cells(extent).iter().map(|cell| self.cell_seconds(cell, extent)).sum()
+    /// Roughly how long all cells take in a run with these parameters, in seconds, on two processors.
+    pub fn estimate_seconds(&self, extent: &Extent, of_run: &Parameters) -> f64 {
+        // What its cells are run at, and not what the run was asked for.
+        let scale = self.parameters(of_run).scale;
+        self.cells(extent).iter().map(|cell| self.cell_seconds(cell, extent, scale)).sum()
     }
 
-    /// Roughly how long one cell takes, in seconds, on two processors: guests boot two at a time, and
+    /// Roughly how long one cell takes at its own scale ([`Self::parameters`]), in seconds, on two processors: guests boot two at a time, and
     /// then share the drive.
-    pub fn cell_seconds(&self, cell: &Cell, extent: &Extent) -> f64 {
+    pub fn cell_seconds(&self, cell: &Cell, extent: &Extent, scale: f64) -> f64 {
         let workload = Workload::by_name(&cell.group.workload);
         // Where the processor decides, a native one is many times faster whatever the drive is.
         let pace = if workload == Some(Workload::KernelCompile) {
@@ -495,7 +495,7 @@ impl Experiment {
         } else {
             extent.pace
         };
-        let work = workload.map_or(0.0, Workload::seconds) * self.scale_of(extent.scale) * pace;
+        let work = workload.map_or(0.0, Workload::seconds) * scale * pace;
         let guests = cell.group.guests;
         let boot = 2.0 + 1.5 * f64::from(guests);
         match self.kind {
@@ -564,12 +564,12 @@ mod tests {
     #[test]
     fn a_quick_extent_is_one_cell_a_mode() {
         let experiment = select(&["spe2012-fig06".to_owned()]).unwrap().remove(0);
-        let extent = Extent { quick: true, iterations: None, guests_max: 8, scale: 0.02, ..Extent::default() };
+        let extent = Extent { quick: true, iterations: None, guests_max: 8, ..Extent::default() };
         assert_eq!(experiment.cells(&extent).len(), experiment.modes.len());
-        let full = Extent { quick: false, iterations: Some(10), guests_max: 8, scale: 1.0, ..Extent::default() };
+        let full = Extent { quick: false, iterations: Some(10), guests_max: 8, ..Extent::default() };
         assert_eq!(experiment.cells(&full).len(), experiment.modes.len() * 4 * 10);
         // Of a paper: five times, and three times with eight guests.
-        let paper = Extent { is_of_paper: true, scale: 1.0, ..Extent::default() };
+        let paper = Extent { is_of_paper: true, ..Extent::default() };
         assert_eq!(experiment.cells(&paper).len(), experiment.modes.len() * (3 * 5 + 3));
         let iterations = |id: &str, extent: &Extent| {
             let computed = select(&[id.to_owned()]).unwrap().remove(0);
@@ -597,6 +597,34 @@ mod tests {
         assert_eq!(experiment.parameters(&tenth).scale, 0.1, "a declared scale is the scale");
         let look = Parameters { clocks: 1.0, ..tenth };
         assert!((experiment.parameters(&look).scale - 0.025).abs() < 1e-9);
+    }
+
+    /// An auditor found NJS's figures told four times too short, and the compile twice, at a declared scale, which is every experiment's own.
+    #[test]
+    fn an_estimate_is_of_the_scale_that_is_run() {
+        let tenth = Parameters { scale: 0.1, time_scale: 2.0, clocks: 0.2, ..Parameters::for_tests() };
+        let look = Parameters { clocks: 1.0, ..tenth.clone() };
+        let quick = Parameters { quick: true, ..look.clone() };
+        assert!(tenth.is_declared() && !look.is_declared());
+        let extent = Extent::default();
+        let boots_alone = Extent { pace: 0.0, processor_pace: 0.0, ..extent.clone() };
+        let mut are_of_a_part = 0;
+        for experiment in all().unwrap().iter().filter(|one| matches!(one.kind, Kind::Load | Kind::Recovery)) {
+            let work = |of_run: &Parameters| {
+                let all = experiment.estimate_seconds(&extent, of_run);
+                let together = estimate_all_seconds(std::slice::from_ref(experiment), &extent, of_run);
+                assert!((all - together).abs() < 1e-6 * all, "{}: {all} and {together} s", experiment.id);
+                all - experiment.estimate_seconds(&boots_alone, of_run)
+            };
+            let full = work(&Parameters::for_tests());
+            for of_run in [&tenth, &look, &quick] {
+                let expected = full * experiment.parameters(of_run).scale;
+                let told = work(of_run);
+                assert!((told - expected).abs() < 1e-6 * full, "{}: {told} of {expected} s", experiment.id);
+            }
+            are_of_a_part += u32::from(work(&tenth) > 1.5 * work(&look));
+        }
+        assert_eq!(are_of_a_part, 5, "NJS's four figures, and the compile");
     }
 
     /// The page of today's question was of the layout of twenty years ago.

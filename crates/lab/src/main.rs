@@ -225,6 +225,8 @@ fn main() -> ExitCode {
 /// What is run, at what pace and by which clocks.
 struct Chosen {
     extent: Extent,
+    /// Sizes of workloads, as a part of the papers'.
+    scale: f64,
     time_scale: f64,
     clocks: f64,
     /// Caches, memory and what may be dirty, as a part of what they are.
@@ -269,13 +271,12 @@ fn chosen(extents: &Extents, platform: String) -> Result<Chosen> {
         quick: extents.quick,
         iterations: extents.iterations.map(|iterations| iterations.max(1)),
         guests_max: extents.guests.max(1),
-        scale,
         is_of_paper: extents.paper.is_some() || scale >= 1.0,
         pace: (if is_native { NATIVE_PACE } else { 0.8 })
             + PACE_OF_A_SECOND * time_scale * if is_native { 1.0 } else { 0.2 },
         recordings: lab::flash::recordings(),
     };
-    Ok(Chosen { extent, time_scale, clocks, constants, platform })
+    Ok(Chosen { extent, scale, time_scale, clocks, constants, platform })
 }
 
 /// The experiments of a paper, or all.
@@ -291,19 +292,19 @@ fn list(extents: &Extents) -> Result<ExitCode> {
     // What there is can be seen where no guest can be run.
     let platform = lab::machine::platform()
         .unwrap_or_else(|why| format!("as if guests were emulated: there is no way to run them here: {why}"));
-    let Chosen { extent, time_scale, clocks, constants, platform } = chosen(extents, platform)?;
+    let Chosen { extent, scale, time_scale, clocks, constants, platform } = chosen(extents, platform)?;
+    let parameters = Parameters { quick: extent.quick, scale, time_scale, clocks, platform, ..Parameters::unnamed() }
+        .with_constants(constants);
     let experiments = of_paper(extents.paper.as_deref())?;
     for experiment in &experiments {
         let Experiment { id, title, kind, .. } = experiment;
         if *kind == Kind::Missing {
             println!("{id:16} {:>8}  {title}; {}", "-", experiment.needs);
         } else {
-            println!("{id:16} {:>8}  {title}", duration(experiment.estimate_seconds(&extent)));
+            println!("{id:16} {:>8}  {title}", duration(experiment.estimate_seconds(&extent, &parameters)));
         }
     }
-    let all = duration(catalogue::estimate_all_seconds(&experiments, &extent));
-    let parameters = Parameters { scale: extent.scale, time_scale, clocks, platform, ..Parameters::unnamed() }
-        .with_constants(constants);
+    let all = duration(catalogue::estimate_all_seconds(&experiments, &extent, &parameters));
     println!(
         "{:16} {all:>8}  roughly, on two processors ({}); what several need is measured once",
         "all", parameters.platform
@@ -313,7 +314,8 @@ fn list(extents: &Extents) -> Result<ExitCode> {
 }
 
 fn run(args: RunArgs) -> Result<ExitCode> {
-    let Chosen { extent, time_scale, clocks, constants, platform } = chosen(&args.extents, lab::machine::platform()?)?;
+    let Chosen { extent, scale, time_scale, clocks, constants, platform } =
+        chosen(&args.extents, lab::machine::platform()?)?;
     let mut experiments = catalogue::select(&args.ids)?;
     // Who names some of a paper wants those.
     if let Some(paper) = args.extents.paper.as_ref().filter(|_| args.ids.is_empty()) {
@@ -321,7 +323,7 @@ fn run(args: RunArgs) -> Result<ExitCode> {
     }
     let parameters = Parameters {
         quick: extent.quick,
-        scale: extent.scale,
+        scale,
         time_scale,
         guest_mib: args.guest_mib,
         file_system: args.file_system,
@@ -338,7 +340,7 @@ fn run(args: RunArgs) -> Result<ExitCode> {
     let command = format!(
         "{}--scale {}{} --guests {} --time-scale {}{} --guest-mib {} --file-system {} --seed {}{}",
         if extent.quick { "--quick " } else { "" },
-        extent.scale,
+        scale,
         extent.iterations.map(|iterations| format!(" --iterations {iterations}")).unwrap_or_default(),
         extent.guests_max,
         parameters.time_scale,

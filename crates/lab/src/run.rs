@@ -64,7 +64,7 @@ pub fn run(experiments: &[Experiment], options: &RunOptions) -> Result<usize> {
     }
     let images = options.images.clone().unwrap_or_else(std::env::temp_dir);
     scratch::remove_leftovers(&[&images, scratch::memory()]);
-    let mut progress = Progress::new(experiments, &options.extent);
+    let mut progress = Progress::new(experiments, &options.extent, &options.parameters);
     let mut failed = 0;
     for experiment in experiments {
         let here = source_of(experiment, programs.as_ref());
@@ -83,7 +83,7 @@ pub fn run(experiments: &[Experiment], options: &RunOptions) -> Result<usize> {
         know_earlier(experiment, &options.extent, &raw, &parameters, &mut rig)?;
         for cell in experiment.cells(&options.extent) {
             let path = raw.join(format!("{}.json", cell.file_name()));
-            let expected = experiment.cell_seconds(&cell, &options.extent);
+            let expected = experiment.cell_seconds(&cell, &options.extent, parameters.scale);
             let mut kept = kept_result(experiment, &path, &parameters)?;
             if kept.is_none() {
                 kept = measured_elsewhere(experiment, &cell, &all, &options.out, &parameters, source)?;
@@ -389,9 +389,9 @@ struct Progress {
 }
 
 impl Progress {
-    fn new(experiments: &[Experiment], extent: &Extent) -> Self {
+    fn new(experiments: &[Experiment], extent: &Extent, of_run: &Parameters) -> Self {
         let cells = experiments.iter().map(|experiment| experiment.cells(extent).len()).sum();
-        let expected_left = catalogue::estimate_all_seconds(experiments, extent);
+        let expected_left = catalogue::estimate_all_seconds(experiments, extent, of_run);
         Progress { cells, done: 0, expected_left, expected_done: 0.0, took: 0.0 }
     }
 
@@ -447,7 +447,7 @@ mod tests {
         let experiment =
             experiments.iter().find(|experiment| experiment.guests.len() > 1).expect("one with more guests");
         let of = |scale| Parameters { quick: false, scale, time_scale: 5.0, ..Parameters::for_tests() };
-        let extent = Extent { quick: false, iterations: Some(1), guests_max: 1, scale: 0.1, ..Extent::default() };
+        let extent = Extent { quick: false, iterations: Some(1), guests_max: 1, ..Extent::default() };
         let keep = |cell: &Cell, parameters: &Parameters| {
             let path = directory.path().join(format!("{}.json", cell.file_name()));
             results::write(&path, &CellResult::empty(cell, parameters)).expect("written");
