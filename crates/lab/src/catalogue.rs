@@ -11,6 +11,7 @@ use crate::cell::{Cell, Group, Mode};
 use crate::claim::Claim;
 use crate::error::{Error, FileContext, Result};
 use crate::measured::Parameters;
+use crate::only::{self, Only};
 use crate::records::{self, CRASHES_A_BOOT};
 use crate::workload::Workload;
 use std::collections::BTreeSet;
@@ -103,6 +104,8 @@ pub struct Extent {
     pub iterations: Option<u32>,
     /// At most so many guests at once.
     pub guests_max: u32,
+    /// Which of the cells: the others stay to be measured.
+    pub only: Only,
     /// As a paper is repeated: each cell [`ITERATIONS_OF_A_PAPER`] times, [`ITERATIONS_OF_MANY`] with more than four guests.
     pub is_of_paper: bool,
     /// How long loads take here, as a part of what they took where their times were first estimated (emulated guests, a
@@ -120,6 +123,7 @@ impl Default for Extent {
             quick: false,
             iterations: None,
             guests_max: 8,
+            only: Only::default(),
             is_of_paper: false,
             pace: 1.0,
             processor_pace: 1.0,
@@ -332,7 +336,11 @@ fn parse(id: &str, text: &str) -> Result<Experiment> {
 }
 
 /// Roughly how long all experiments take in a run with these parameters, in seconds: what several of them need is measured once.
-pub fn estimate_all_seconds(experiments: &[Experiment], extent: &Extent, of_run: &Parameters) -> f64 {
+pub fn estimate_all_seconds<'a>(
+    experiments: impl IntoIterator<Item = &'a Experiment>,
+    extent: &Extent,
+    of_run: &Parameters,
+) -> f64 {
     let mut seen = BTreeSet::new();
     let mut seconds = 0.0;
     for experiment in experiments {
@@ -420,17 +428,21 @@ impl Experiment {
         let fits = |guests: &&u32| **guests <= extent.guests_max;
         let mut guests: Vec<u32> = self.guests.iter().filter(fits).copied().collect();
         let (mut parameters, mut workloads, mut disks) = (parameters, self.workloads.clone(), self.disks.clone());
-        if guests.is_empty() {
+        if guests.is_empty() && extent.only.guests.is_empty() {
             guests.push(extent.guests_max.max(1));
         }
+        if workloads.is_empty() {
+            workloads.push(Workload::None);
+        }
+        let Only { modes: _, workloads: of_workloads, disks: of_disks, guests: of_guests } = &extent.only;
+        guests.retain(|number| only::has(of_guests, number));
+        workloads.retain(|workload| only::has(of_workloads, workload));
+        disks.retain(|disk| only::has(of_disks, disk));
         if extent.quick {
             guests.truncate(1);
             workloads.truncate(1);
             disks.truncate(1);
             parameters.truncate(1);
-        }
-        if workloads.is_empty() {
-            workloads.push(Workload::None);
         }
         let mut cells = Vec::new();
         let usual = if extent.quick { 1 } else { self.iterations.unwrap_or(ITERATIONS) };
@@ -454,7 +466,7 @@ impl Experiment {
                 for workload in &workloads {
                     for &parameter in &parameters {
                         for &guests in guests.iter().filter(|guests| iteration < of_group(**guests)) {
-                            for &mode in &self.modes {
+                            for &mode in self.modes.iter().filter(|mode| only::has(&extent.only.modes, mode)) {
                                 let workload = workload.name().to_owned();
                                 let group = Group { disk: disk.clone(), parameter, guests, workload, mode };
                                 cells.push(Cell { group, iteration });
@@ -562,6 +574,37 @@ mod tests {
     }
 
     #[test]
+    fn parts_of_an_experiment_are_all_of_it() {
+        for experiment in all().unwrap() {
+            let of = |only: Only| -> Vec<_> { experiment.cells(&Extent { only, ..Extent::default() }) };
+            let whole = of(Only::default());
+            let mut parts = Vec::new();
+            let disks: BTreeSet<&String> = experiment.disks.iter().collect();
+            for disk in disks {
+                for &mode in &experiment.modes {
+                    for &number in &experiment.guests {
+                        let only = Only {
+                            modes: vec![mode],
+                            disks: vec![disk.clone()],
+                            guests: vec![number],
+                            ..Only::default()
+                        };
+                        parts.extend(of(only));
+                    }
+                }
+            }
+            assert_eq!(parts.len(), whole.len(), "{}", experiment.id);
+            assert!(whole.iter().all(|cell| parts.contains(cell)), "{}", experiment.id);
+            let of_workloads: usize = experiment
+                .workloads
+                .iter()
+                .map(|&one| of(Only { workloads: vec![one], ..Only::default() }).len())
+                .sum();
+            assert!(of_workloads == whole.len() || experiment.workloads.is_empty(), "{}", experiment.id);
+        }
+    }
+
+    #[test]
     fn a_quick_extent_is_one_cell_a_mode() {
         let experiment = select(&["spe2012-fig06".to_owned()]).unwrap().remove(0);
         let extent = Extent { quick: true, iterations: None, guests_max: 8, ..Extent::default() };
@@ -612,7 +655,7 @@ mod tests {
         for experiment in all().unwrap().iter().filter(|one| matches!(one.kind, Kind::Load | Kind::Recovery)) {
             let work = |of_run: &Parameters| {
                 let all = experiment.estimate_seconds(&extent, of_run);
-                let together = estimate_all_seconds(std::slice::from_ref(experiment), &extent, of_run);
+                let together = estimate_all_seconds([experiment], &extent, of_run);
                 assert!((all - together).abs() < 1e-6 * all, "{}: {all} and {together} s", experiment.id);
                 all - experiment.estimate_seconds(&boots_alone, of_run)
             };

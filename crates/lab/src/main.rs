@@ -9,12 +9,15 @@ use clap::{CommandFactory, Parser, Subcommand};
 use command_line::documents::DocumentsArgs;
 use commands::{disk_model, ssd, trace};
 use lab::catalogue::{self, Experiment, Extent, Kind};
+use lab::cell::Mode;
 use lab::clocks;
 use lab::measured::Parameters;
 use lab::merge::Merged;
+use lab::only::{self, Guests, Only};
 use lab::paper::Paper;
 use lab::run::{RunOptions, duration};
 use lab::shootout::ShootOut;
+use lab::workload::Workload;
 use lab::{Error, Result};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -110,9 +113,18 @@ struct Extents {
     /// they are [default: as long as a load of this scale on this drive is beside the paper's].
     #[arg(long)]
     clocks: Option<f64>,
-    /// At most so many guests at once.
-    #[arg(long, default_value_t = 8)]
-    guests: u32,
+    /// At most so many guests at once (8); a list (1,4; of one number '4,') is these numbers alone.
+    #[arg(long, default_value = "8")]
+    guests: Guests,
+    /// Only cells in these modes: the others stay to be measured, by another run into the same directory.
+    #[arg(long, value_delimiter = ',', value_parser = only::mode)]
+    modes: Vec<Mode>,
+    /// Only cells of these workloads.
+    #[arg(long, value_delimiter = ',', value_parser = only::workload)]
+    workloads: Vec<Workload>,
+    /// Only cells on these modelled disks.
+    #[arg(long, value_delimiter = ',', value_parser = only::disk)]
+    disks: Vec<String>,
 }
 
 #[derive(clap::Args)]
@@ -210,7 +222,7 @@ fn main() -> ExitCode {
         Err(error) => {
             eprintln!("amberlog lab: {error}");
             ExitCode::from(match error {
-                Error::Unknown(_) | Error::NotOfShootOut(_) | Error::Description { .. } => 2,
+                Error::Unknown(_) | Error::NoCell { .. } | Error::NotOfShootOut(_) | Error::Description { .. } => 2,
                 Error::NotYet { .. }
                 | Error::Damaged { .. }
                 | Error::OtherSource { .. }
@@ -270,7 +282,13 @@ fn chosen(extents: &Extents, platform: String) -> Result<Chosen> {
         processor_pace: if is_native { NATIVE_PROCESSOR_PACE } else { 1.0 },
         quick: extents.quick,
         iterations: extents.iterations.map(|iterations| iterations.max(1)),
-        guests_max: extents.guests.max(1),
+        guests_max: extents.guests.max(),
+        only: Only {
+            modes: extents.modes.clone(),
+            workloads: extents.workloads.clone(),
+            disks: extents.disks.clone(),
+            guests: extents.guests.only().to_vec(),
+        },
         is_of_paper: extents.paper.is_some() || scale >= 1.0,
         pace: (if is_native { NATIVE_PACE } else { 0.8 })
             + PACE_OF_A_SECOND * time_scale * if is_native { 1.0 } else { 0.2 },
@@ -300,7 +318,7 @@ fn list(extents: &Extents) -> Result<ExitCode> {
         let Experiment { id, title, kind, .. } = experiment;
         if *kind == Kind::Missing {
             println!("{id:16} {:>8}  {title}; {}", "-", experiment.needs);
-        } else {
+        } else if !experiment.cells(&extent).is_empty() {
             println!("{id:16} {:>8}  {title}", duration(experiment.estimate_seconds(&extent, &parameters)));
         }
     }
@@ -338,13 +356,14 @@ fn run(args: RunArgs) -> Result<ExitCode> {
     .with_constants(constants);
     eprintln!("{}; guests: {}", parameters.scale_in_words(), parameters.platform);
     let command = format!(
-        "{}--scale {}{} --guests {} --time-scale {}{} --guest-mib {} --file-system {} --seed {}{}",
+        "{}--scale {}{} --guests {} --time-scale {}{}{} --guest-mib {} --file-system {} --seed {}{}",
         if extent.quick { "--quick " } else { "" },
         scale,
         extent.iterations.map(|iterations| format!(" --iterations {iterations}")).unwrap_or_default(),
-        extent.guests_max,
+        args.extents.guests,
         parameters.time_scale,
         args.extents.clocks.map(|clocks| format!(" --clocks {clocks}")).unwrap_or_default(),
+        extent.only.options(),
         parameters.guest_mib,
         parameters.file_system,
         parameters.seed,
