@@ -667,7 +667,37 @@ mod tests {
             }
             are_of_a_part += u32::from(work(&tenth) > 1.5 * work(&look));
         }
-        assert_eq!(are_of_a_part, 5, "NJS's four figures, and the compile");
+        assert_eq!(are_of_a_part, 6, "NJS's four figures and its goal, and the compile");
+    }
+
+    /// An auditor found that what NJS was taken up for is judged nowhere.
+    #[test]
+    fn the_goal_of_nvm_is_held_against_the_cells_of_figure_8() {
+        let found = select(&["njs-goal".to_owned(), "njs2018-fig8".to_owned()]).unwrap();
+        let [goal, figure] = &found[..] else { panic!("there are both") };
+        let extent = Extent { iterations: Some(5), ..Extent::default() };
+        let cells = figure.cells(&extent);
+        assert!(goal.cells(&extent).iter().all(|cell| cells.contains(cell)), "what is measured for one is the other's");
+        let tenth = Parameters { scale: 0.1, time_scale: 2.0, clocks: 0.2, ..Parameters::for_tests() };
+        let look = Parameters { clocks: 1.0, ..tenth.clone() };
+        for of_run in [Parameters::for_tests(), tenth, look] {
+            assert_eq!(goal.parameters(&of_run), figure.parameters(&of_run));
+        }
+        // The paper's own gains, of each load and each way to serve.
+        let (goals, papers) = (text("njs-goal").unwrap(), text("njs2018-fig8").unwrap());
+        let of_paper =
+            papers.lines().filter_map(|line| line.strip_prefix("claim: about seconds_unmounted njs tmpfs-slowed "));
+        let mut count = 0;
+        for gain in of_paper {
+            for mode in ["nvm-auto", "nvm-pipelined"] {
+                let goal = format!("claim: goal seconds_unmounted {mode} tmpfs-slowed {gain}\n");
+                assert!(goals.contains(&goal), "{goal}");
+                count += 1;
+            }
+        }
+        let expected = goal.claims.iter().map(|claim| claim.expected(&goal.groups()).len());
+        assert_eq!((count, expected.sum::<usize>()), (12, 12 + 2 * 6), "and all six loads beside vma's");
+        assert!(goal.claims.iter().all(|claim| claim.is_goal && claim.field == "seconds_unmounted"));
     }
 
     /// The page of today's question was of the layout of twenty years ago.
