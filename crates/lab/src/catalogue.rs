@@ -700,6 +700,22 @@ mod tests {
         assert!(goal.claims.iter().all(|claim| claim.is_goal && claim.field == "seconds_unmounted"));
     }
 
+    /// An auditor found these claims void with one guest, at any size.
+    #[test]
+    fn metadata_that_is_retained_is_judged_where_its_journal_is_used() {
+        let all = all().unwrap();
+        let ours = [Mode::VmaOrdered, Mode::VmaWriteback];
+        let mut count = 0;
+        for experiment in &all {
+            for claim in experiment.claims.iter().filter(|claim| ours.contains(&claim.subject().mode)) {
+                let expected = claim.expected(&experiment.groups());
+                assert!(expected.iter().all(|group| group.guests >= 4), "{}: {}", experiment.id, claim.label());
+                count += expected.len();
+            }
+        }
+        assert_eq!(count, 8, "two loads, with 4 and 8 guests, against ordered and writeback");
+    }
+
     /// The page of today's question was of the layout of twenty years ago.
     #[test]
     fn what_asks_for_today_has_todays_file_system() {
