@@ -716,6 +716,22 @@ mod tests {
         assert_eq!(count, 8, "two loads, with 4 and 8 guests, against ordered and writeback");
     }
 
+    #[test]
+    fn what_users_get_is_beside_the_cells_of_the_figures() {
+        let of = |id: &str| select(&[id.to_owned()]).unwrap().remove(0);
+        let (default, extent) = (of("retain-default"), Extent { iterations: Some(3), ..Extent::default() });
+        assert!(default.claims.is_empty(), "no paper has it");
+        let figures = ["spe2012-fig06", "spe2012-fig07", "spe2012-fig09", "spe2012-fig10"].map(of);
+        let of_figures: Vec<Cell> = figures.iter().flat_map(|one| one.cells(&extent)).collect();
+        let is_of_figures = |cell: &&Cell| matches!(cell.group.mode, Mode::Journal | Mode::Vma);
+        for cell in default.cells(&extent).iter().filter(is_of_figures) {
+            assert!(of_figures.contains(cell), "{cell}");
+        }
+        assert!(of_figures.iter().all(|cell| cell.group.mode != Mode::VmaLone), "they need no more than they did");
+        let run = Parameters::for_tests();
+        assert!(figures.iter().all(|one| one.parameters(&run) == default.parameters(&run)));
+    }
+
     /// The page of today's question was of the layout of twenty years ago.
     #[test]
     fn what_asks_for_today_has_todays_file_system() {
