@@ -21,6 +21,9 @@ pub enum Mode {
     /// VMA journaling as published: as `vma`, and nothing is copied that can stay in the guest's page, whatever is expected of it.
     #[serde(rename = "vma-published")]
     VmaPublished,
+    /// VMA journaling as `retain` is by default: as `vma`, and by the rule for what is copied that users get.
+    #[serde(rename = "vma-lone")]
+    VmaLone,
     /// data=ordered, journal retained: VMA journaling for metadata alone (the 2012 paper's section 6.2).
     #[serde(rename = "vma-ordered")]
     VmaOrdered,
@@ -87,13 +90,14 @@ pub enum Mode {
 
 impl Mode {
     /// All of them.
-    pub const ALL: [Self; 29] = [
+    pub const ALL: [Self; 30] = [
         Self::Writeback,
         Self::Ordered,
         Self::Journal,
         Self::JournalNoBarrier,
         Self::Vma,
         Self::VmaPublished,
+        Self::VmaLone,
         Self::VmaOrdered,
         Self::VmaWriteback,
         Self::Bound,
@@ -128,6 +132,7 @@ impl Mode {
             Self::JournalNoBarrier => "journal-nobarrier",
             Self::Vma => "vma",
             Self::VmaPublished => "vma-published",
+            Self::VmaLone => "vma-lone",
             Self::VmaOrdered => "vma-ordered",
             Self::VmaWriteback => "vma-writeback",
             Self::TmpfsSlowed => "tmpfs-slowed",
@@ -170,7 +175,7 @@ impl Mode {
             | Self::TmpfsSlowed
             | Self::NoJournal
             | Self::Ramdisk => "storage",
-            Self::Vma | Self::VmaPublished | Self::VmaOrdered | Self::VmaWriteback => "retain",
+            Self::Vma | Self::VmaPublished | Self::VmaLone | Self::VmaOrdered | Self::VmaWriteback => "retain",
             Self::Bound | Self::BoundWriteback | Self::BoundOrdered => "discard",
             Self::Copy => "copy",
             Self::Nvm
@@ -210,6 +215,7 @@ impl Mode {
             // As the papers have it: what can stay in the guest's pages does, as long as nothing speaks against that page.
             Self::Vma | Self::VmaOrdered | Self::VmaWriteback => Some("foreseen"),
             Self::VmaPublished => Some("never"),
+            Self::VmaLone => Some("lone"),
             _ => None,
         }
     }
@@ -244,6 +250,7 @@ impl Mode {
             Self::Journal
             | Self::Vma
             | Self::VmaPublished
+            | Self::VmaLone
             | Self::Copy
             | Self::Nvm
             | Self::Njs
@@ -321,6 +328,14 @@ mod tests {
             assert_eq!(serde_json::to_string(&mode).unwrap(), format!("\"{mode}\""));
             assert_eq!(mode.nvm_options().is_some(), mode.placement() == "nvm");
         }
+    }
+
+    /// What users get is measured by one mode, and the papers' rule is not it.
+    #[test]
+    fn one_mode_copies_as_users_have_it() {
+        let rules = [Mode::Vma, Mode::VmaPublished, Mode::VmaLone].map(Mode::hot_pages);
+        assert_eq!(rules, [Some("foreseen"), Some("never"), Some("lone")]);
+        assert_eq!((Mode::VmaLone.placement(), Mode::VmaLone.mount_options()), ("retain", "data=journal"));
     }
 
     /// What may cost a transaction is in no mode that does not say so.

@@ -5,6 +5,7 @@
 //! | `about FIELD A B P` | A has about P % less of FIELD than B |
 //! | `at-most FIELD A B P` | A has up to P % less ("by up to") |
 //! | `at-least FIELD A B P` | A has P % less, or still less |
+//! | `goal FIELD A B P` | no paper's: A is to have at least P % less, without any slack |
 //! | `between FIELD A B P Q` | A has P to Q % less |
 //! | `same FIELD A B` | there is no difference |
 //! | `less FIELD A B` | A has less, no number is said |
@@ -79,6 +80,8 @@ pub struct Claim {
     pub what: What,
     /// How the number is meant.
     pub sense: Sense,
+    /// Whether it is a goal of ours, which leaves no slack, and no finding on another machine.
+    pub is_goal: bool,
     /// A field in which the two sides must differ.
     pub sees: Option<String>,
     conditions: Vec<Condition>,
@@ -108,14 +111,14 @@ impl FromStr for Claim {
             ("less", [a, b]) => (of(a, b)?, Sense::Less),
             ("about", [a, b, p]) => (of(a, b)?, Sense::About(number(p)?)),
             ("at-most", [a, b, p]) => (of(a, b)?, Sense::AtMost(number(p)?)),
-            ("at-least", [a, b, p]) => (of(a, b)?, Sense::AtLeast(number(p)?)),
+            ("at-least" | "goal", [a, b, p]) => (of(a, b)?, Sense::AtLeast(number(p)?)),
             ("between", [a, b, p, q]) => (of(a, b)?, pair(p, q)?),
             ("value-at-most", [a, v]) => (What::Value(a.parse()?), Sense::AtMost(number(v)?)),
             ("value-about", [a, v]) => (What::Value(a.parse()?), Sense::About(number(v)?)),
             ("value-between", [a, v, w]) => (What::Value(a.parse()?), pair(v, w)?),
             _ => return Err(bad()),
         };
-        Ok(Claim { field, what, sense, sees: sees.map(str::to_owned), conditions })
+        Ok(Claim { field, what, sense, is_goal: kind == "goal", sees: sees.map(str::to_owned), conditions })
     }
 }
 

@@ -27,6 +27,14 @@ pub enum Error {
     /// No such experiment.
     #[error("there is no experiment '{0}'; 'amberlog lab list' shows them")]
     Unknown(String),
+    /// No experiment of those that were named has a cell of what was asked for.
+    #[error("there is no such cell in {ids}:{options}; 'amberlog lab show ID' says what an experiment has")]
+    NoCell {
+        /// The experiments.
+        ids: String,
+        /// What was asked for.
+        options: String,
+    },
     /// No such contender or load of a shoot-out.
     #[error("a shoot-out has no {0}")]
     NotOfShootOut(String),

@@ -32,6 +32,8 @@ pub fn field_words(field: &str) -> (&'static str, &'static str) {
         "delete_seconds" => ("time of the deletion itself", "s"),
         "protect_calls" => ("calls that protect pages", ""),
         "cow_faults" => ("copy-on-write faults", ""),
+        "pages_copied" => ("pages copied at a commit", ""),
+        "pages_protected" => ("pages retained in the guest's memory", ""),
         "amberlog_code_kb" => ("code of the amberlog command", "KB"),
         "vmm_shim_code_kb" => ("code of the library in the VMM", "KB"),
         "lines" => ("lines of code that hold and recover journals", ""),

@@ -30,6 +30,7 @@ pub mod load;
 pub mod machine;
 pub mod measured;
 pub mod merge;
+pub mod only;
 pub mod paper;
 mod processors;
 mod records;

@@ -9,12 +9,15 @@ use clap::{CommandFactory, Parser, Subcommand};
 use command_line::documents::DocumentsArgs;
 use commands::{disk_model, ssd, trace};
 use lab::catalogue::{self, Experiment, Extent, Kind};
+use lab::cell::Mode;
 use lab::clocks;
 use lab::measured::Parameters;
 use lab::merge::Merged;
+use lab::only::{self, Guests, Only};
 use lab::paper::Paper;
 use lab::run::{RunOptions, duration};
 use lab::shootout::ShootOut;
+use lab::workload::Workload;
 use lab::{Error, Result};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -110,9 +113,18 @@ struct Extents {
     /// they are [default: as long as a load of this scale on this drive is beside the paper's].
     #[arg(long)]
     clocks: Option<f64>,
-    /// At most so many guests at once.
-    #[arg(long, default_value_t = 8)]
-    guests: u32,
+    /// At most so many guests at once (8); a list (1,4; of one number '4,') is these numbers alone.
+    #[arg(long, default_value = "8")]
+    guests: Guests,
+    /// Only cells in these modes: the others stay to be measured, by another run into the same directory.
+    #[arg(long, value_delimiter = ',', value_parser = only::mode)]
+    modes: Vec<Mode>,
+    /// Only cells of these workloads.
+    #[arg(long, value_delimiter = ',', value_parser = only::workload)]
+    workloads: Vec<Workload>,
+    /// Only cells on these modelled disks.
+    #[arg(long, value_delimiter = ',', value_parser = only::disk)]
+    disks: Vec<String>,
 }
 
 #[derive(clap::Args)]
@@ -210,7 +222,7 @@ fn main() -> ExitCode {
         Err(error) => {
             eprintln!("amberlog lab: {error}");
             ExitCode::from(match error {
-                Error::Unknown(_) | Error::NotOfShootOut(_) | Error::Description { .. } => 2,
+                Error::Unknown(_) | Error::NoCell { .. } | Error::NotOfShootOut(_) | Error::Description { .. } => 2,
                 Error::NotYet { .. }
                 | Error::Damaged { .. }
                 | Error::OtherSource { .. }
@@ -225,6 +237,8 @@ fn main() -> ExitCode {
 /// What is run, at what pace and by which clocks.
 struct Chosen {
     extent: Extent,
+    /// Sizes of workloads, as a part of the papers'.
+    scale: f64,
     time_scale: f64,
     clocks: f64,
     /// Caches, memory and what may be dirty, as a part of what they are.
@@ -268,14 +282,19 @@ fn chosen(extents: &Extents, platform: String) -> Result<Chosen> {
         processor_pace: if is_native { NATIVE_PROCESSOR_PACE } else { 1.0 },
         quick: extents.quick,
         iterations: extents.iterations.map(|iterations| iterations.max(1)),
-        guests_max: extents.guests.max(1),
-        scale,
+        guests_max: extents.guests.max(),
+        only: Only {
+            modes: extents.modes.clone(),
+            workloads: extents.workloads.clone(),
+            disks: extents.disks.clone(),
+            guests: extents.guests.only().to_vec(),
+        },
         is_of_paper: extents.paper.is_some() || scale >= 1.0,
         pace: (if is_native { NATIVE_PACE } else { 0.8 })
             + PACE_OF_A_SECOND * time_scale * if is_native { 1.0 } else { 0.2 },
         recordings: lab::flash::recordings(),
     };
-    Ok(Chosen { extent, time_scale, clocks, constants, platform })
+    Ok(Chosen { extent, scale, time_scale, clocks, constants, platform })
 }
 
 /// The experiments of a paper, or all.
@@ -291,19 +310,19 @@ fn list(extents: &Extents) -> Result<ExitCode> {
     // What there is can be seen where no guest can be run.
     let platform = lab::machine::platform()
         .unwrap_or_else(|why| format!("as if guests were emulated: there is no way to run them here: {why}"));
-    let Chosen { extent, time_scale, clocks, constants, platform } = chosen(extents, platform)?;
+    let Chosen { extent, scale, time_scale, clocks, constants, platform } = chosen(extents, platform)?;
+    let parameters = Parameters { quick: extent.quick, scale, time_scale, clocks, platform, ..Parameters::unnamed() }
+        .with_constants(constants);
     let experiments = of_paper(extents.paper.as_deref())?;
     for experiment in &experiments {
         let Experiment { id, title, kind, .. } = experiment;
         if *kind == Kind::Missing {
             println!("{id:16} {:>8}  {title}; {}", "-", experiment.needs);
-        } else {
-            println!("{id:16} {:>8}  {title}", duration(experiment.estimate_seconds(&extent)));
+        } else if !experiment.cells(&extent).is_empty() {
+            println!("{id:16} {:>8}  {title}", duration(experiment.estimate_seconds(&extent, &parameters)));
         }
     }
-    let all = duration(catalogue::estimate_all_seconds(&experiments, &extent));
-    let parameters = Parameters { scale: extent.scale, time_scale, clocks, platform, ..Parameters::unnamed() }
-        .with_constants(constants);
+    let all = duration(catalogue::estimate_all_seconds(&experiments, &extent, &parameters));
     println!(
         "{:16} {all:>8}  roughly, on two processors ({}); what several need is measured once",
         "all", parameters.platform
@@ -313,7 +332,8 @@ fn list(extents: &Extents) -> Result<ExitCode> {
 }
 
 fn run(args: RunArgs) -> Result<ExitCode> {
-    let Chosen { extent, time_scale, clocks, constants, platform } = chosen(&args.extents, lab::machine::platform()?)?;
+    let Chosen { extent, scale, time_scale, clocks, constants, platform } =
+        chosen(&args.extents, lab::machine::platform()?)?;
     let mut experiments = catalogue::select(&args.ids)?;
     // Who names some of a paper wants those.
     if let Some(paper) = args.extents.paper.as_ref().filter(|_| args.ids.is_empty()) {
@@ -321,7 +341,7 @@ fn run(args: RunArgs) -> Result<ExitCode> {
     }
     let parameters = Parameters {
         quick: extent.quick,
-        scale: extent.scale,
+        scale,
         time_scale,
         guest_mib: args.guest_mib,
         file_system: args.file_system,
@@ -336,13 +356,14 @@ fn run(args: RunArgs) -> Result<ExitCode> {
     .with_constants(constants);
     eprintln!("{}; guests: {}", parameters.scale_in_words(), parameters.platform);
     let command = format!(
-        "{}--scale {}{} --guests {} --time-scale {}{} --guest-mib {} --file-system {} --seed {}{}",
+        "{}--scale {}{} --guests {} --time-scale {}{}{} --guest-mib {} --file-system {} --seed {}{}",
         if extent.quick { "--quick " } else { "" },
-        extent.scale,
+        scale,
         extent.iterations.map(|iterations| format!(" --iterations {iterations}")).unwrap_or_default(),
-        extent.guests_max,
+        args.extents.guests,
         parameters.time_scale,
         args.extents.clocks.map(|clocks| format!(" --clocks {clocks}")).unwrap_or_default(),
+        extent.only.options(),
         parameters.guest_mib,
         parameters.file_system,
         parameters.seed,

@@ -6,6 +6,7 @@ use crate::cell::Group;
 use crate::error::{Error, FileContext, Result};
 use crate::fields::is_proportion;
 use crate::measured::{CellResult, Curve, Parameters, SummaryRow, emulated};
+use crate::only::Guests;
 use crate::records::{self, CRASHES_A_BOOT};
 use crate::samples::with_marks_of_the_load;
 use crate::statistics::Summary;
@@ -69,6 +70,16 @@ pub struct Results {
     pub raw: String,
 }
 
+/// What a cell has of a name.
+type Named = fn(&Group) -> String;
+
+/// Options that name a part of an experiment's cells, and what of a cell they name.
+const PARTS: [(&str, Named); 3] = [
+    ("--modes", |group| group.mode.to_string()),
+    ("--workloads", |group| group.workload.clone()),
+    ("--disks", |group| group.disk.clone()),
+];
+
 impl Results {
     /// Under which conditions it was measured; `experiment` says what kind of measurement it is.
     pub fn declared(&self, experiment: Option<&Experiment>) -> Declared {
@@ -106,6 +117,9 @@ impl Results {
     /// The command that measures these cells, all of them, as often: what is kept is of several runs, and the last one's words are not the others'.
     pub fn command(&self, experiment: Option<&Experiment>) -> String {
         let mut words: Vec<String> = self.command.split_whitespace().map(str::to_owned).collect();
+        let named: Vec<&str> =
+            PARTS.map(|(name, _)| name).into_iter().filter(|name| words.iter().any(|word| word == name)).collect();
+        let is_list = words.windows(2).any(|pair| pair[0] == "--guests" && pair[1].contains(','));
         let mut set = |name: &str, value: String| match words.iter().position(|word| word.as_str() == name) {
             Some(at) if at + 1 < words.len() => words[at + 1] = value,
             _ => words.extend([name.to_owned(), value]),
@@ -117,8 +131,15 @@ impl Results {
         {
             set("--iterations", most.to_string());
         }
-        if let Some(widest) = all(|row| row.group.guests) {
-            set("--guests", widest.to_string());
+        let numbers: BTreeSet<u32> = self.rows.iter().map(|row| row.group.guests).collect();
+        if let Some(widest) = numbers.last() {
+            let list: Vec<u32> = numbers.iter().copied().collect();
+            set("--guests", if is_list { Guests::list(&list) } else { widest.to_string() });
+        }
+        // The last run may have been of a part of them.
+        for (name, of) in PARTS.into_iter().filter(|(name, _)| named.contains(name)) {
+            let names: BTreeSet<String> = self.rows.iter().map(|row| of(&row.group)).collect();
+            set(name, names.into_iter().collect::<Vec<_>>().join(","));
         }
         // Where it is left out today's program takes what belongs to the scale.
         if !self.parameters.has_scaled_constants() && !self.parameters.quick {
@@ -405,6 +426,15 @@ mod tests {
             new.command(None),
             "amberlog lab run spe2012-fig06 --scale 0.1 --time-scale 4 --iterations 3 --guests 8",
             "the clocks that belong to the scale are taken"
+        );
+        let of_a_part = results(
+            new.parameters.clone(),
+            "amberlog lab run spe2012-fig06 --scale 0.1 --iterations 4 --guests 8, --time-scale 4 --modes journal,vma",
+        );
+        assert_eq!(
+            of_a_part.command(None),
+            "amberlog lab run spe2012-fig06 --scale 0.1 --iterations 3 --guests 1,8 --time-scale 4 --modes vma",
+            "the cells that there are, and not those of the last run"
         );
         assert!(new.declared(None).is_declared && (new.declared(None).constants - 0.1).abs() < 1e-9);
         let written = serde_json::to_value(Results { declared: new.declared(None), ..new }).unwrap();

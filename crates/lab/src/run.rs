@@ -6,6 +6,7 @@ use crate::catalogue::{self, Experiment, Extent, Kind};
 use crate::cell::Cell;
 use crate::error::{Error, FileContext, Result};
 use crate::measured::{CellResult, Parameters, Source};
+use crate::only::{Guests, Only};
 use crate::results::{self, Declared, Results, SCHEMA};
 use crate::rig::Rig;
 use crate::workload::Workload;
@@ -51,10 +52,11 @@ pub fn run(experiments: &[Experiment], options: &RunOptions) -> Result<usize> {
             return Err(Error::NotYet { id: experiment.id.clone(), needs: experiment.needs.clone() });
         }
     }
+    let experiments = with_cells(experiments, &options.extent)?;
     let all = catalogue::all()?;
     let has_guests = experiments.iter().any(|experiment| experiment.kind.has_guests());
     let programs = has_guests.then(Programs::here).transpose()?;
-    for experiment in experiments {
+    for &experiment in &experiments {
         let here = source_of(experiment, programs.as_ref());
         let source = (!options.takes_any_source).then_some(&here);
         let parameters = experiment.parameters(&options.parameters);
@@ -64,9 +66,9 @@ pub fn run(experiments: &[Experiment], options: &RunOptions) -> Result<usize> {
     }
     let images = options.images.clone().unwrap_or_else(std::env::temp_dir);
     scratch::remove_leftovers(&[&images, scratch::memory()]);
-    let mut progress = Progress::new(experiments, &options.extent);
+    let mut progress = Progress::new(&experiments, &options.extent, &options.parameters);
     let mut failed = 0;
-    for experiment in experiments {
+    for &experiment in &experiments {
         let here = source_of(experiment, programs.as_ref());
         let source = (!options.takes_any_source).then_some(&here);
         let directory = options.out.join(&experiment.id);
@@ -83,7 +85,7 @@ pub fn run(experiments: &[Experiment], options: &RunOptions) -> Result<usize> {
         know_earlier(experiment, &options.extent, &raw, &parameters, &mut rig)?;
         for cell in experiment.cells(&options.extent) {
             let path = raw.join(format!("{}.json", cell.file_name()));
-            let expected = experiment.cell_seconds(&cell, &options.extent);
+            let expected = experiment.cell_seconds(&cell, &options.extent, parameters.scale);
             let mut kept = kept_result(experiment, &path, &parameters)?;
             if kept.is_none() {
                 kept = measured_elsewhere(experiment, &cell, &all, &options.out, &parameters, source)?;
@@ -133,6 +135,30 @@ pub fn run(experiments: &[Experiment], options: &RunOptions) -> Result<usize> {
     Ok(failed)
 }
 
+/// Those experiments that have a cell of what is asked for.
+///
+/// # Errors
+/// When none has.
+fn with_cells<'a>(experiments: &'a [Experiment], extent: &Extent) -> Result<Vec<&'a Experiment>> {
+    let (some, none): (Vec<_>, Vec<_>) = experiments.iter().partition(|one| !one.cells(extent).is_empty());
+    if some.is_empty() && !none.is_empty() {
+        let names: Vec<&str> = none.iter().map(|one| one.id.as_str()).collect();
+        let guests = Some(Guests::list(&extent.only.guests)).filter(|list| !list.is_empty());
+        return Err(Error::NoCell {
+            ids: names.join(", "),
+            options: format!(
+                "{}{}",
+                extent.only.options(),
+                guests.map(|list| format!(" --guests {list}")).unwrap_or_default()
+            ),
+        });
+    }
+    for one in none {
+        eprintln!("{}: it has no such cell", one.id);
+    }
+    Ok(some)
+}
+
 /// Shows a rig all that earlier runs measured, before anything is: the cell that comes first may be one that is measured again.
 fn know_earlier(
     experiment: &Experiment,
@@ -175,8 +201,14 @@ fn with_earlier(
     cells: Vec<CellResult>,
 ) -> Result<Vec<CellResult>> {
     let most = extent.iterations.or(experiment.iterations).unwrap_or(0).max(ITERATIONS_LOOKED_FOR);
-    let widest =
-        Extent { iterations: Some(most), guests_max: GUESTS_LOOKED_FOR, recordings: u32::MAX, ..extent.clone() };
+    // A run of a part of the cells finds the other parts, too.
+    let widest = Extent {
+        iterations: Some(most),
+        guests_max: GUESTS_LOOKED_FOR,
+        only: Only::default(),
+        recordings: u32::MAX,
+        ..extent.clone()
+    };
     let mut of_now: Vec<Option<CellResult>> = cells.into_iter().map(Some).collect();
     let mut found = Vec::new();
     for cell in experiment.cells(&widest) {
@@ -389,9 +421,9 @@ struct Progress {
 }
 
 impl Progress {
-    fn new(experiments: &[Experiment], extent: &Extent) -> Self {
+    fn new(experiments: &[&Experiment], extent: &Extent, of_run: &Parameters) -> Self {
         let cells = experiments.iter().map(|experiment| experiment.cells(extent).len()).sum();
-        let expected_left = catalogue::estimate_all_seconds(experiments, extent);
+        let expected_left = catalogue::estimate_all_seconds(experiments.iter().copied(), extent, of_run);
         Progress { cells, done: 0, expected_left, expected_done: 0.0, took: 0.0 }
     }
 
@@ -439,6 +471,8 @@ pub fn duration(seconds: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cell::Mode;
+    use crate::verdict::Agreement;
 
     #[test]
     fn what_earlier_runs_measured_counts_too() {
@@ -447,7 +481,7 @@ mod tests {
         let experiment =
             experiments.iter().find(|experiment| experiment.guests.len() > 1).expect("one with more guests");
         let of = |scale| Parameters { quick: false, scale, time_scale: 5.0, ..Parameters::for_tests() };
-        let extent = Extent { quick: false, iterations: Some(1), guests_max: 1, scale: 0.1, ..Extent::default() };
+        let extent = Extent { quick: false, iterations: Some(1), guests_max: 1, ..Extent::default() };
         let keep = |cell: &Cell, parameters: &Parameters| {
             let path = directory.path().join(format!("{}.json", cell.file_name()));
             results::write(&path, &CellResult::empty(cell, parameters)).expect("written");
@@ -464,6 +498,66 @@ mod tests {
         assert_eq!(found.len(), cells.len() + 2, "what was measured otherwise does not count");
         assert!(cells.iter().all(|cell| found.contains(&cell)));
         assert!(found.contains(&more[0]) && found.contains(&more[2]));
+    }
+
+    #[test]
+    fn a_part_that_no_experiment_has_is_refused() {
+        let experiments =
+            catalogue::select(&["spe2012-fig06".to_owned(), "njs2018-fig8".to_owned()]).expect("there are both");
+        let of = |only: Only| {
+            let extent = Extent { only, ..Extent::default() };
+            let ids = |some: Vec<&Experiment>| some.iter().map(|one| one.id.clone()).collect::<Vec<_>>().join(" ");
+            with_cells(&experiments, &extent).map(ids).map_err(|error| error.to_string())
+        };
+        assert_eq!(of(Only::default()).unwrap(), "spe2012-fig06 njs2018-fig8");
+        assert_eq!(of(Only { modes: vec![Mode::Njs], ..Only::default() }).unwrap(), "njs2018-fig8");
+        assert_eq!(of(Only { guests: vec![4, 8], ..Only::default() }).unwrap(), "spe2012-fig06");
+        let told = of(Only { modes: vec![Mode::Copy], guests: vec![16], ..Only::default() }).unwrap_err();
+        assert!(told.contains("spe2012-fig06, njs2018-fig8") && told.contains("--modes copy --guests 16,"), "{told}");
+        // Not as without a list, where an experiment of many guests is tried with as many as there may be.
+        let few = Extent { guests_max: 2, only: Only { guests: vec![2], ..Only::default() }, ..Extent::default() };
+        let of_many = Experiment { guests: vec![4, 8], ..experiments[0].clone() };
+        assert!(of_many.cells(&few).is_empty());
+        let quick = Extent { quick: true, only: Only { guests: vec![8], ..Only::default() }, ..Extent::default() };
+        assert!(experiments[0].cells(&quick).iter().all(|cell| cell.group.guests == 8));
+    }
+
+    /// What is long is measured in parts: one in this session, the rest in another, into the same directory.
+    #[test]
+    fn a_part_of_an_experiment_finds_the_others_and_forbids_none() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let experiment = catalogue::select(&["spe2012-fig06".to_owned()]).expect("there is one").remove(0);
+        let parameters = experiment.parameters(&Parameters::for_tests());
+        let own = directory.path().join(&experiment.id);
+        let raw = own.join("raw");
+        std::fs::create_dir_all(&raw).expect("made");
+        let extent = |modes: &[Mode], guests: &[u32]| Extent {
+            iterations: Some(2),
+            only: Only { modes: modes.to_vec(), guests: guests.to_vec(), ..Only::default() },
+            ..Extent::default()
+        };
+        let measure = |extent: &Extent| {
+            refuse_to_write_over(&experiment, &own, &parameters, extent).expect("nothing forbids it");
+            let measured = |cell: &Cell| {
+                let seconds = if cell.group.mode == Mode::Vma { 5.0 } else { 10.0 } + f64::from(cell.iteration) / 100.0;
+                let fields = [("seconds_unmounted".to_owned(), seconds), ("transactions".to_owned(), 9.0)];
+                CellResult { guests: vec![fields.into()], ..CellResult::empty(cell, &parameters) }
+            };
+            let now: Vec<CellResult> = experiment.cells(extent).iter().map(measured).collect();
+            for result in &now {
+                results::write(&raw.join(format!("{}.json", result.cell.file_name())), result).expect("written");
+            }
+            let all = with_earlier(&experiment, extent, &raw, &parameters, now).expect("read");
+            let rows = results::summarise(&all);
+            let verdicts = results::judge(&experiment, &rows, &parameters);
+            let claim = verdicts.iter().find(|one| one.field == "seconds_unmounted").expect("against journal");
+            let of = |wanted| claim.cells.iter().filter(|cell| cell.agreement == wanted).count();
+            (rows.len(), of(Agreement::Missing), of(Agreement::Agrees))
+        };
+        assert_eq!(measure(&extent(&[Mode::Journal], &[1, 8])), (2, 4, 0));
+        assert_eq!(measure(&extent(&[Mode::Vma], &[8])), (3, 3, 1), "the other part is there");
+        assert_eq!(measure(&extent(&[Mode::Vma], &[1])), (4, 2, 2), "and a part of the rest");
+        assert_eq!(measure(&extent(&[], &[])), (20, 0, 4), "all of it");
     }
 
     /// A run that went on measured anew after which time guests are killed, and iterations of one group were killed at two.

@@ -13,6 +13,8 @@ use crate::samples::sampled;
 const TRANSACTIONS_MIN: f64 = 3.0;
 /// A run must last so many commit intervals to say something of them.
 const INTERVALS_MIN: f64 = 3.0;
+/// What whole seconds may make of a commit interval, as a part of it.
+const INTERVAL_ROUNDING_MAX: f64 = 0.1;
 /// A load shorter than this is its own beginning and end.
 const SECONDS_MIN: f64 = 1.0;
 /// What must differ differs by so many per cent at least.
@@ -49,6 +51,11 @@ pub fn blindness(claim: &Claim, sides: &Sides<'_>, parameters: &Parameters, para
     {
         return Some(reason);
     }
+    if parameter == Some("commit_seconds")
+        && let Some(reason) = both().find_map(|row| rounded_interval(row.group.parameter, parameters.clocks))
+    {
+        return Some(reason);
+    }
     if parameter == Some("commit_seconds") && is_time(&claim.field) {
         for row in both() {
             let interval = row.group.parameter as f64 * parameters.clocks;
@@ -80,6 +87,18 @@ pub fn blindness(claim: &Claim, sides: &Sides<'_>, parameters: &Parameters, para
         return Some("an emulated processor's seconds, beside real ones".to_owned());
     }
     None
+}
+
+/// Why a commit interval is not the one that its row is named after: of a part of a second a kernel makes a whole one.
+fn rounded_interval(full: u64, clocks: f64) -> Option<String> {
+    let (asked, has) = (full as f64 * clocks, clocks::commit_seconds(full, clocks) as f64);
+    ((has - asked).abs() > INTERVAL_ROUNDING_MAX * asked).then(|| {
+        format!(
+            "a commit interval of {full} s would be {} s by these clocks, and a kernel has whole seconds: it was {has} s, as of {} s",
+            grouped(asked),
+            grouped(has / clocks)
+        )
+    })
 }
 
 /// Why a row says little of its journal: it was hardly used. What never commits, and what drops what it commits, has none to speak of.
@@ -188,6 +207,32 @@ mod tests {
         assert!(seen(text, None, 0.1, &lengths).is_some() && seen(text, None, 1.0, &lengths).is_none());
         let text = "value-at-most area_bytes_max vma 20480";
         assert_eq!(seen(text, None, 0.1, &lengths), None, "a bound of the full size that a tenth breaks is broken");
+    }
+
+    /// An auditor found that intervals of 1 and 5 s are both one of 1 s at a declared scale of a tenth, and judged.
+    #[test]
+    fn an_interval_that_clocks_cannot_make_as_short_is_none() {
+        let run = |at| row(Mode::Ordered, at, &[("seconds", 95.0), ("transactions", 40.0)]);
+        let rows = [run(1), run(5), run(15), run(30)];
+        let of = |text: &str, scale, time_scale, clocks| {
+            let claim: Claim = text.parse().unwrap();
+            let parameters = Parameters { scale, time_scale, clocks, ..Parameters::for_tests() };
+            assert!(parameters.is_declared() || parameters.is_full());
+            blindness(&claim, &claim.cells(&rows)[0], &parameters, Some("commit_seconds"))
+        };
+        for text in [
+            "less seconds ordered@30 ordered@1",
+            "same seconds ordered@1 ordered@5",
+            "less transactions ordered@30 ordered@1",
+        ] {
+            let told = of(text, 0.1, 2.0, 0.2).unwrap();
+            assert!(told.starts_with("a commit interval of 1 s would be 0.2 s by these clocks"), "{told}");
+            assert!(told.ends_with("it was 1 s, as of 5 s"), "{told}");
+            assert!(of(text, 0.1, 6.0, 0.6).is_some(), "0.6 s");
+            assert_eq!(of(text, 1.0, 1.0, 1.0), None, "the papers' own");
+        }
+        assert_eq!(of("less seconds ordered@30 ordered@5", 0.1, 2.0, 0.2), None, "6 s and 1");
+        assert_eq!(of("less seconds ordered@30 ordered@15", 0.1, 2.0, 0.2), None, "6 s and 3");
     }
 
     #[test]

@@ -148,7 +148,7 @@ pub struct Verdict {
 /// What the paper's words leave, in per cent less or as values, widened.
 fn range(claim: &Claim) -> (f64, f64) {
     let least = if claim.is_comparison() { TOLERANCE_POINTS_MIN } else { 0.0 };
-    let slack = |value: f64| (value.abs() * TOLERANCE).max(least);
+    let slack = |value: f64| if claim.is_goal { 0.0 } else { (value.abs() * TOLERANCE).max(least) };
     match claim.sense {
         Sense::Same => (-SAME_POINTS, SAME_POINTS),
         Sense::Less => (0.0, f64::INFINITY),
@@ -218,7 +218,7 @@ fn judged_cell(claim: &Claim, ours: f64, interval: Interval) -> Agreement {
         if direction < 0.0 { Agreement::CostsMore } else { Agreement::Stronger }
     } else if most < low {
         Agreement::Weaker
-    } else if (low..=high).contains(&ours) {
+    } else if (low..=high).contains(&ours) && (least >= low || !claim.is_goal) {
         Agreement::Agrees
     } else {
         Agreement::Unclear
@@ -583,6 +583,18 @@ mod tests {
             row(Mode::Journal, 1, "seconds", &[99.5, 100.0, 100.5]),
         ];
         judge(&text.parse().unwrap(), &rows, &full(), None).agreement
+    }
+
+    /// What a paper found elsewhere may be missed by a fifth; what we want may not, nor by chance.
+    #[test]
+    fn a_goal_has_no_slack() {
+        let of = |sense: &str, percent: &str, ours| judged(&format!("{sense} seconds vma journal {percent}"), ours);
+        assert_eq!((of("at-least", "40", 63.0), of("goal", "40", 63.0)), (Agreement::Agrees, Agreement::Weaker));
+        assert_eq!((of("goal", "40", 57.0), of("goal", "40", 60.0)), (Agreement::Agrees, Agreement::Unclear));
+        assert_eq!(of("goal", "40", 59.8), Agreement::Unclear, "no more than by chance");
+        assert_eq!(of("goal", "-5.26", 103.0), Agreement::Agrees);
+        assert_eq!(of("goal", "-5.26", 90.0), Agreement::Agrees, "it may be faster");
+        assert_eq!((of("goal", "-5.26", 105.2), of("goal", "-5.26", 108.0)), (Agreement::Unclear, Agreement::Beyond));
     }
 
     #[test]

@@ -94,6 +94,8 @@ fn numbers(one: &Judged<'_>) -> Markup {
         "journal_bytes_received",
         "flushes_to_storage",
         "transactions",
+        "pages_copied",
+        "pages_protected",
         "cow_faults",
         "protection_percent",
         "fault_wait_percent",
@@ -133,5 +135,45 @@ fn value(row: &SummaryRow, column: &str) -> Markup {
                 span.soft { " ± " (grouped((interval.high - interval.low) / 2.0)) }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cell::{Group, Mode};
+    use crate::measured::Parameters;
+    use crate::results::{Declared, SCHEMA};
+    use crate::statistics::Summary;
+    use std::collections::BTreeMap;
+
+    /// An auditor found a figure's "vma" that had copied every page, and no word of it in the figure's table.
+    #[test]
+    fn a_table_says_what_was_copied_and_what_was_retained() {
+        let group =
+            Group { disk: "none".into(), parameter: 0, guests: 1, workload: "rnd_write".into(), mode: Mode::Vma };
+        let of = |name: &str, value: f64| (name.to_owned(), Summary { mean: value, deviation: 0.0, count: 5 });
+        let fields = BTreeMap::from([of("seconds", 4.5), of("pages_copied", 31_450.0), of("pages_protected", 0.0)]);
+        let row = SummaryRow { group, count: 5, failed: 0, failed_before: 0, sources: Default::default(), fields };
+        let results = Results {
+            schema: SCHEMA,
+            id: "spe2012-fig07".into(),
+            title: "rnd_write".into(),
+            commit: "0123456789ab".into(),
+            machine: BTreeMap::new(),
+            command: String::new(),
+            ended: 0,
+            parameters: Parameters::for_tests(),
+            declared: Declared::default(),
+            rows: vec![row],
+            curves: Vec::new(),
+            verdicts: Vec::new(),
+            raw: "raw".into(),
+        };
+        let experiment = crate::catalogue::select(&["spe2012-fig07".to_owned()]).unwrap().remove(0);
+        let one = Judged { results: &results, experiment: Some(&experiment), verdicts: Vec::new() };
+        let table = numbers(&one).into_string();
+        assert!(table.contains("pages copied") && table.contains("pages protected"), "{table}");
+        assert!(table.contains("31,450"), "{table}");
     }
 }

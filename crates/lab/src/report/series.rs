@@ -4,7 +4,7 @@ use crate::cell::Mode;
 use charts::Series;
 
 /// Modes in the order of their meaning, each with its colour and pattern.
-const LOOKS: [(Mode, usize, usize); 29] = [
+const LOOKS: [(Mode, usize, usize); 30] = [
     (Mode::NoJournal, 6, 3),
     (Mode::Bound, 6, 0),
     (Mode::BoundOrdered, 6, 1),
@@ -15,6 +15,7 @@ const LOOKS: [(Mode, usize, usize); 29] = [
     (Mode::JournalNoBarrier, 0, 1),
     (Mode::Vma, 1, 0),
     (Mode::VmaPublished, 1, 3),
+    (Mode::VmaLone, 7, 2),
     (Mode::VmaOrdered, 1, 1),
     (Mode::VmaWriteback, 1, 2),
     (Mode::Copy, 4, 0),

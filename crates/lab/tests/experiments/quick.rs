@@ -15,7 +15,7 @@ fn options(directory: &Path) -> RunOptions {
         out: directory.join("out"),
         images: Some(directory.to_owned()),
         limit: None,
-        extent: Extent { quick: true, iterations: Some(1), guests_max: 2, scale: 0.02, ..Extent::default() },
+        extent: Extent { quick: true, iterations: Some(1), guests_max: 2, ..Extent::default() },
         parameters: Parameters { quick: true, scale: 0.02, time_scale: 0.1, ..Parameters::for_tests() },
         takes_any_source: false,
         command: "--quick".into(),
