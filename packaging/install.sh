@@ -62,7 +62,7 @@ install -D -m 644 packaging/udev/70-amberlog.rules "$root$prefix/lib/udev/rules.
 
 documentation=$root$prefix/share/doc/amberlog
 # Every page that a page links to; not the results' raw data, nor the page of the lab's charts.
-for page in *.md docs/*.md docs/status.schema.json docs/inside/* docs/results/*.md docs/results/shoot-out.*; do
+for page in *.md docs/*.md docs/status.schema.json docs/inside/* docs/results/*.md docs/results/shoot-out*; do
     install -D -m 644 "$page" "$documentation/$page"
 done
 # What is in packaging/ lies beside README.md there.
