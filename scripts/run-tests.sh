@@ -47,4 +47,8 @@ xargs -P "$at_once" -L 1 sh -c '
     fi
 ' "$PWD/$logs" < "$logs/programs" || { name_panics; exit 1; }
 
+# A test that leaves its files in tmpfs takes memory from every one after it, and nobody sees which it was.
+left=$(find /dev/shm -maxdepth 1 -name '.tmp*' -newer "$logs/artifacts")
+[ -z "$left" ] || { echo "tests have left these directories in tmpfs; whoever holds one is to remove it:" "$left"; exit 1; }
+
 cargo test --workspace --doc --quiet

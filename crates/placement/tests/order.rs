@@ -299,7 +299,7 @@ impl Rig {
     }
 
     /// The daemon dies: only its files are left. Gives the image too.
-    fn die(self) -> (PathBuf, AreaDirectory) {
+    fn die(self) -> (LeftImage, AreaDirectory) {
         let Rig { directory, image, journals, route, .. } = self;
         let copy = directory.path().join("left");
         std::fs::DirBuilder::new().mode(0o700).create(&copy).expect("a directory");
@@ -308,18 +308,37 @@ impl Rig {
         }
         drop((route, journals));
         let left = AreaDirectory::take_over(&copy, &directory.path().join("registry")).expect("free");
-        // The image is looked at after this.
-        let _ = directory.keep();
-        (image, left)
+        (LeftImage { path: image, _directory: directory }, left)
     }
 
     /// The daemon dies, and another finishes what it left.
-    fn die_and_finish(self) -> (PathBuf, usize) {
+    fn die_and_finish(self) -> (LeftImage, usize) {
         let (image, left) = self.die();
         let finished =
             finish_directory(&left, std::slice::from_ref(&image)).and_then(Finish::into_result).expect("finished");
         let written = finished.iter().map(|log| log.recovery.blocks_written as usize).sum();
         (image, written)
+    }
+}
+
+/// The image of a daemon that died. The directory that it lies in goes with it: without that, each test left files
+/// in tmpfs until it was full.
+struct LeftImage {
+    path: PathBuf,
+    _directory: tempfile::TempDir,
+}
+
+impl std::ops::Deref for LeftImage {
+    type Target = PathBuf;
+
+    fn deref(&self) -> &PathBuf {
+        &self.path
+    }
+}
+
+impl AsRef<Path> for LeftImage {
+    fn as_ref(&self) -> &Path {
+        &self.path
     }
 }
 
@@ -550,8 +569,12 @@ fn nothing_is_replayed_onto_what_was_made_of_a_disk_since() {
                 }
                 let operations = rig.woken();
                 rig.carry_out(operations);
+                let left;
                 let image = match ended {
-                    Ended::Killed => rig.die_and_finish().0,
+                    Ended::Killed => {
+                        left = rig.die_and_finish().0;
+                        left.clone()
+                    }
                     Ended::VmGone => {
                         rig.journals.recover_all().expect("finished");
                         rig.image.clone()
@@ -646,7 +669,6 @@ fn a_held_log_never_lands_on_an_image_that_was_used_since() {
         let mut block = vec![0; BLOCK as usize];
         file.read_exact_at(&mut block, Rig::home_at(first)).expect("read");
         assert_eq!(block == content(1), matches!(since, Since::Nothing | Since::Recovered), "{since:?}");
-        std::fs::remove_dir_all(image.parent().expect("its directory")).expect("removed");
     }
 }
 
@@ -696,7 +718,6 @@ fn a_held_log_never_lands_on_the_file_system_of_another() {
     let mut block = vec![0; BLOCK as usize];
     std::fs::File::open(&image).expect("the image").read_exact_at(&mut block, Rig::home_at(first)).expect("read");
     assert!(block == before, "nothing was written");
-    std::fs::remove_dir_all(image.parent().expect("its directory")).expect("removed");
 }
 
 #[test]
@@ -723,7 +744,6 @@ fn an_image_that_was_renamed_is_found() {
     let mut block = vec![0; BLOCK as usize];
     std::fs::File::open(&renamed).expect("the image").read_exact_at(&mut block, Rig::home_at(first)).expect("read");
     assert!(block == content(1));
-    std::fs::remove_dir_all(image.parent().expect("its directory")).expect("removed");
 }
 
 #[test]
@@ -751,7 +771,6 @@ fn what_is_left_for_other_images_keeps_nobody_waiting() {
     assert!(error.contains("is another file with the same mark"), "{error}");
     let mut outcome = finish_directory(&left, std::slice::from_ref(&away)).expect("a good directory");
     assert!(outcome.take_failure_of_named().is_none() && outcome.finished.len() == 1);
-    std::fs::remove_dir_all(image.parent().expect("its directory")).expect("removed");
 }
 
 /// Two file systems of one image are brought home, and a flush fails for the first: it was to cover what the guest of the other had written, too, and no
@@ -790,7 +809,6 @@ fn what_a_failed_flush_may_have_lost_is_not_called_recovered() {
             let of_home = extfs::Superblock::parse(&bytes[*start as usize + 1024..][..1024]).expect("a superblock");
             assert_eq!(of_home.state & extfs::state::ERROR != 0, failing > 0, "e2fsck looks by itself");
         }
-        std::fs::remove_dir_all(image.parent().expect("its directory")).expect("removed");
     }
 }
 
@@ -813,11 +831,10 @@ fn an_image_to_which_what_is_held_can_be_brought_home_is_told() {
     std::fs::write(&image, vec![0; 1 << 20]).expect("written");
     assert_eq!(failed(&[]).fits(), None, "it is none of its");
     std::fs::rename(at("copy"), &image).expect("renamed");
-    assert_eq!(failed(&[]).fits(), Some(&*image));
-    assert_eq!(failed(&[at("nowhere")]).fits(), Some(&*image));
+    assert_eq!(failed(&[]).fits(), Some(image.as_path()));
+    assert_eq!(failed(&[at("nowhere")]).fits(), Some(image.as_path()));
     let outcome = placement::finish_directory_into(&left, std::slice::from_ref(&image)).expect("a good directory");
     assert!(outcome.failed.is_empty() && outcome.finished.len() == 1, "{outcome:?}");
-    std::fs::remove_dir_all(image.parent().expect("its directory")).expect("removed");
 }
 
 #[test]
@@ -856,7 +873,6 @@ fn what_is_given_up_is_gone_and_nothing_else() {
     assert!(matches!(owed(&image, None).expect("looked"), Owed::Lost(_)));
     placement::remove_finished(&left);
     assert!(!left.path().exists());
-    std::fs::remove_dir_all(image.parent().expect("its directory")).expect("removed");
 }
 
 fn block_of(image: &Path, block: u64) -> Vec<u8> {
@@ -889,7 +905,7 @@ fn an_older_copy_of_an_image_is_told_from_it() {
     let (image, left) = rig.die();
     let as_left = image.with_file_name("as-left");
     std::fs::copy(&image, &as_left).expect("copied");
-    let named = std::slice::from_ref(&image);
+    let named = std::slice::from_ref(&*image);
     for (copy, expected) in [(&while_it_ran, "an older copy"), (&before, "used since")] {
         restore(copy, &image);
         let bytes = std::fs::read(&image).expect("read");
@@ -902,7 +918,6 @@ fn an_older_copy_of_an_image_is_told_from_it() {
     let outcome = finish_directory(&left, named).expect("a good directory");
     assert!(outcome.failed.is_empty(), "{:?}", outcome.failed);
     assert!(block_of(&image, first) == content(1));
-    std::fs::remove_dir_all(image.parent().expect("its directory")).expect("removed");
 }
 
 #[test]
@@ -928,7 +943,6 @@ fn an_image_that_was_opened_again_is_not_the_one_that_is_held() {
     let outcome = finish_directory(&left, std::slice::from_ref(&image)).expect("a good directory");
     let error = outcome.failed[0].error.to_string();
     assert!(error.contains("opened another time"), "{error}");
-    std::fs::remove_dir_all(image.parent().expect("its directory")).expect("removed");
 }
 
 #[test]
@@ -959,7 +973,6 @@ fn an_image_that_was_moved_to_another_file_is_finished_where_the_caller_says() {
     assert!(outcome.failed.is_empty(), "{:?}", outcome.failed);
     assert!(block_of(&copy, first) == content(1));
     assert!(std::fs::read(&image).expect("read") == std::fs::read(&other.image).expect("read"), "it was left alone");
-    std::fs::remove_dir_all(image.parent().expect("its directory")).expect("removed");
 }
 
 #[test]
@@ -970,7 +983,7 @@ fn the_same_image_by_another_name_is_the_same_image() {
     rig.commit(&[(first, content(1))]);
     let (image, left) = rig.die();
     // Through a loop device it is another one as far as its number goes: nothing is written twice, or to the wrong one.
-    let attached = Command::new("losetup").args(["--find", "--show"]).arg(&image).output();
+    let attached = Command::new("losetup").args(["--find", "--show"]).arg(image.as_path()).output();
     match attached.ok().filter(|output| output.status.success()) {
         Some(output) => {
             let device = PathBuf::from(String::from_utf8_lossy(&output.stdout).trim());
@@ -995,7 +1008,6 @@ fn the_same_image_by_another_name_is_the_same_image() {
     assert!(outcome.failed.is_empty(), "{:?}", outcome.failed);
     assert!(block_of(&second, first) == content(1));
     assert_eq!(std::fs::read_to_string(&image).expect("there"), "something else");
-    std::fs::remove_dir_all(image.parent().expect("its directory")).expect("removed");
 }
 
 #[test]
@@ -1011,7 +1023,6 @@ fn an_image_counts_that_is_named_or_in_the_list_and_no_other() {
     left.register(&image).expect("registered");
     let outcome = finish_directory(&left, &[]).expect("a good directory");
     assert!(outcome.failed.is_empty(), "{:?}", outcome.failed);
-    std::fs::remove_dir_all(image.parent().expect("its directory")).expect("removed");
 }
 
 #[test]
@@ -1044,7 +1055,6 @@ fn what_an_earlier_amberlog_left_is_found_and_finished() {
     assert!(block_of(&image, first) == content(1));
     left.remove();
     assert!(!area.exists() && by_image.join(&key).symlink_metadata().is_err());
-    std::fs::remove_dir_all(image.parent().expect("its directory")).expect("removed");
 }
 
 /// A start that was killed at once, and a VM that waits for its guest, are named in front of what holds it.
@@ -1083,7 +1093,6 @@ fn what_is_held_behind_an_area_that_holds_nothing_is_owed() {
     waiting.remove();
     AreaDirectory::take_over(&killed, &own).expect("free").remove();
     assert_eq!(owed(&image, None).expect("looked"), Owed::Nothing);
-    std::fs::remove_dir_all(image.parent().expect("its directory")).expect("removed");
 }
 
 #[test]
@@ -1099,7 +1108,6 @@ fn an_image_whose_log_is_lost_is_not_called_clean() {
     assert!(sentence.contains("carries amberlog's mark") && sentence.contains("e2fsck -f"), "{sentence}");
     let (image, written) = rig.die_and_finish();
     assert_eq!((written, owed(&image, None).expect("looked")), (1, Owed::Nothing));
-    std::fs::remove_dir_all(image.parent().expect("its directory")).expect("removed");
 }
 
 /// A VMM of another user passes through the VM's directory: it is as much ours as any other, and what is held in it as much owed.
@@ -1139,7 +1147,6 @@ fn what_others_pass_through_is_found_and_finished_and_swept() {
         let outcome = finish_directory(&left, std::slice::from_ref(&image)).expect("a good directory");
         assert!(outcome.failed.is_empty(), "{:?}", outcome.failed);
         assert!(block_of(&image, first) == content(1));
-        std::fs::remove_dir_all(image.parent().expect("its directory")).expect("removed");
     }
 }
 
@@ -1172,7 +1179,6 @@ fn another_user_who_has_the_log_keeps_an_image_from_being_used() {
         let sentence = placement::held_by_another(&image).expect("looked");
         assert_eq!(sentence.as_ref().is_some_and(|sentence| sentence.contains("User 65534")), is_held, "{sentence:?}");
     }
-    std::fs::remove_dir_all(image.parent().expect("its directory")).expect("removed");
 }
 
 /// What is held for an image that was made anew is refused, with a way out that is one.
@@ -1194,7 +1200,6 @@ fn what_is_of_no_use_any_more_can_be_given_up() {
     placement::remove_finished(&left);
     assert!(!left.path().exists() && std::fs::read(&image).expect("the image") == anew);
     assert_eq!(AreaDirectory::find(&registry, &image).expect("looked"), None);
-    std::fs::remove_dir_all(image.parent().expect("its directory")).expect("removed");
 }
 
 #[test]
@@ -1220,7 +1225,7 @@ fn what_is_owed_to_nobody_is_swept_away_and_nothing_else() {
     std::fs::create_dir(&being_made).expect("made");
     let others = base.join("others");
     std::fs::create_dir(&others).expect("made");
-    let (image, left) = rig.die();
+    let (_image, left) = rig.die();
     let owed = base.join("vm-owed");
     std::fs::rename(left.path(), &owed).expect("renamed");
     drop(left);
@@ -1229,7 +1234,6 @@ fn what_is_owed_to_nobody_is_swept_away_and_nothing_else() {
     for path in [alive.path(), &damaged, &being_made, &others, &owed] {
         assert!(path.exists(), "{}", path.display());
     }
-    std::fs::remove_dir_all(image.parent().expect("its directory")).expect("removed");
 }
 
 #[test]
@@ -1246,7 +1250,6 @@ fn memory_that_came_later_is_found_again() {
     let mut block = vec![0; BLOCK as usize];
     std::fs::File::open(&image).expect("the image").read_exact_at(&mut block, Rig::home_at(first)).expect("read");
     assert!(block == content(1));
-    std::fs::remove_dir_all(image.parent().expect("its directory")).expect("removed");
 }
 
 #[test]

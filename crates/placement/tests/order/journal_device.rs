@@ -62,6 +62,7 @@ impl Rig {
 /// A daemon has died that held blocks 3000 and 3001 of a file system whose journal is on another disk.
 struct Left {
     directory: PathBuf,
+    _image: LeftImage,
     /// The images of the file system and of its journal.
     images: [PathBuf; 2],
     area: AreaDirectory,
@@ -105,8 +106,8 @@ impl Left {
         does(&mut rig, &mut at_home);
         let directory = rig.directory.path().to_owned();
         drop(at_home);
-        let (_, area) = rig.die();
-        Left { directory, images, area }
+        let (_image, area) = rig.die();
+        Left { directory, _image, images, area }
     }
 
     fn finish(&self) -> Result<Vec<placement::FinishedLog>, FinishError> {
@@ -316,7 +317,7 @@ fn a_journal_whose_close_has_failed_is_no_other_ones() {
 
 /// A VM has died whose journal, on a disk of its own, was on a server, with blocks 3000 and 3001 of its file system.
 struct Shipped {
-    _directory: PathBuf,
+    _directory: LeftImage,
     images: [PathBuf; 2],
     area: AreaDirectory,
     _server: remote_journal::Server,
