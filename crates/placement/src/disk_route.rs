@@ -181,9 +181,11 @@ impl DiskRoute {
         match piece {
             Piece::Plain(..) => false,
             Piece::Home(home, ..) => self.journals.log(home.log).is_some_and(|log| log.keeper.watches_home(&log)),
-            Piece::Log(range, ..) => {
-                self.journals.log(range.log).is_some_and(|log| range.first_position == 0 || log.keeper.watches_log())
-            }
+            Piece::Log(range, ..) => self.journals.log(range.log).is_some_and(|log| {
+                // Whoever keeps it, its guest may go on with it without a word.
+                let may_go_on = || !log.is_open() && log.may_go_on_unannounced();
+                range.first_position == 0 || log.keeper.watches_log() || may_go_on()
+            }),
         }
     }
 

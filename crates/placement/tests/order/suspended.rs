@@ -218,6 +218,42 @@ fn a_kernel_that_goes_on_after_a_change_of_placement_is_believed() {
     assert!(rig.after_a_mount(3001) == content(4));
 }
 
+/// Blocks of its map lie between those of its journal.
+fn in_pieces() -> Rig {
+    let directory = tempfile::tempdir_in("/dev/shm").expect("tmpfs");
+    let image = directory.path().join("image");
+    let blocks = FILE_SYSTEM_BLOCKS.to_string();
+    run("mke2fs", &["-q", "-F", "-t", "ext3", "-b", "4096", "-J", "size=4"], &image, &[&blocks]);
+    let bytes = std::fs::read(&image).expect("the image");
+    let found = extfs::discover(&bytes).expect("readable").remove(0);
+    let extents = found.journal.extents(&found.superblock);
+    let blocks = extents.iter().flat_map(|extent| (0..u64::from(extent.count)).map(|index| extent.physical + index));
+    let log_at = blocks.map(|block| block * BLOCK).collect();
+    Rig::of(directory, log_at, 64 << 20, PlacementKind::Copy, None)
+}
+
+/// Also where what it commits lies in another piece of the disk than the superblock does.
+#[test]
+fn a_journal_in_pieces_goes_on_on_storage_after_a_reset() {
+    let mut rig = in_pieces();
+    let log = rig.journals.logs().remove(0);
+    let second = log.place().runs.get(1).expect("a second piece").first_position;
+    rig.open();
+    for seed in 1.. {
+        rig.commit(&[(3000, content(seed))]);
+        if rig.builder.position >= second {
+            break;
+        }
+    }
+    rig.reset("after");
+    let change = rig.journals.change_placement(log.index(), PlacementKind::Storage).expect("it may");
+    assert_eq!(change, Change::Done);
+    let (start, sequence) = (rig.builder.position, rig.builder.sequence);
+    let blocks = rig.next_transaction(&[(3001, content(9))]);
+    blocks.iter().for_each(|block| rig.write_log(block));
+    assert_eq!((rig.stored().start, rig.stored().sequence), (start, sequence), "storage says so");
+}
+
 /// The same by another daemon, to which its guest was left.
 #[test]
 fn a_kernel_that_goes_on_after_it_was_left_is_believed() {
