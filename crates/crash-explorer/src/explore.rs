@@ -85,6 +85,8 @@ pub struct Outcome {
     pub left: usize,
     /// Workers that went on after another one had been killed.
     pub followed: u64,
+    /// Guests that were reset as a log was to be handed over.
+    pub resets: u64,
     /// What is wrong.
     pub finding: Option<Finding>,
 }
@@ -142,7 +144,7 @@ pub fn run(recording: &Recording, seed: u64, switches: Switches, how: Thoroughne
         Ok(())
     });
     outcome.points += simulation.looks;
-    outcome.followed = simulation.deaths.followed;
+    (outcome.followed, outcome.resets) = (simulation.deaths.followed, simulation.resets);
     match ended {
         Ok(()) => {}
         Err(Stop::Error(Error::Other(text))) if text.is_empty() => {}

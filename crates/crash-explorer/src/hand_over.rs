@@ -4,6 +4,9 @@
 //! From then on the log on storage is the one that counts: whenever none of the guest's writes into it is on its way, a replay of
 //! it has to leave what a replay of the complete log leaves, but for the file system's superblock, which guests also
 //! write past their journals.
+//!
+//! Or its guest is reset before it got there, with which a run ends: whoever goes on asking is told that it is there when it is, and what
+//! was acknowledged is home.
 
 use crate::compare::compare_blocks;
 use crate::complete::JudgedLog;
@@ -12,6 +15,7 @@ use crate::finding::{Step, Stop, finding};
 use crate::scenario::Scenario;
 use crate::scratch::scratch;
 use crate::simulation::Simulation;
+use block_route::{LogIndex, Route, Start};
 use guest_kit::image::copy_image;
 use guest_kit::{Reported, judge};
 use guest_memory::simulated_kill;
@@ -22,6 +26,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
+use std::sync::Arc;
 
 /// Stores of a hand-over before which the process is killed: the first ones, which are the note and the closing of the books.
 const KILLS_MAX: usize = 4;
@@ -100,11 +105,60 @@ pub fn attempt(simulation: &mut Simulation<'_>) -> Result<bool, Stop> {
             Ok(false) => continue,
             Ok(true) => any = true,
         }
+        check_is_there(simulation, number)?;
         for kill in &kills.directories {
             judge_kill(simulation, kill)?;
         }
     }
     Ok(any)
+}
+
+/// Whoever wished it there was told that it is.
+///
+/// # Errors
+/// When it is anywhere else.
+pub fn check_is_there(simulation: &Simulation<'_>, number: LogIndex) -> Step {
+    match simulation.journals.log(number).map(|log| log.placement) {
+        Some(PlacementKind::Storage) | None => Ok(()),
+        Some(other) => finding(format!("a log that was handed over is said to be on storage, and is in {other:?}")),
+    }
+}
+
+/// The logs that are there.
+fn numbers(simulation: &Simulation<'_>) -> Vec<LogIndex> {
+    let logs = simulation.logs.iter().map(|judged| judged.log.index());
+    logs.filter(|number| simulation.journals.log(*number).is_some()).collect()
+}
+
+/// Every log is wished on storage, and before it got there the guest is reset. Whoever wished that asks on, and knows nothing of it.
+///
+/// # Errors
+/// When he is told that a log is there which is not, or what was acknowledged is lost.
+pub fn reset(simulation: &mut Simulation<'_>) -> Step {
+    for number in numbers(simulation) {
+        let change = simulation.journals.change_placement(number, PlacementKind::Storage);
+        change.during("asking for a hand-over")?;
+    }
+    simulation.drain()?;
+    let table = Arc::clone(&simulation.table);
+    for route in &mut simulation.routes {
+        if let Err(error) = route.started(Start::Fresh, &table) {
+            return finding(format!("a device does not begin anew while a log is handed over: {error}"));
+        }
+    }
+    // Another worker may have gone on meanwhile, which has numbers of its own.
+    for number in numbers(simulation) {
+        let Some(log) = simulation.journals.log(number) else { continue };
+        match simulation.hand_over_on(log.journal_disk(), number) {
+            Ok(true) => check_is_there(simulation, number)?,
+            Ok(false) => return finding("a log whose guest was reset is not handed over"),
+            Err(error) => return finding(format!("handing a log over whose guest was reset fails: {error}")),
+        }
+    }
+    if let Err(error) = simulation.journals.check_left() {
+        return finding(format!("every log was handed over, and something is held still: {error}"));
+    }
+    judge_left(simulation, &simulation.image_paths(), "reset")
 }
 
 /// What processes leave that are killed between two stores.
@@ -197,18 +251,23 @@ fn judge_kill(simulation: &Simulation<'_>, kill: &Path) -> Step {
             "a log that was handed over is whole on storage, and was not left to its guest's kernel".to_owned(),
         );
     }
+    judge_left(simulation, &images, "killed")
+}
+
+/// What the guest's next kernel finds is whole, and has what was acknowledged.
+fn judge_left(simulation: &Simulation<'_>, images: &[PathBuf], how: &str) -> Step {
     for judged in &simulation.logs {
-        judge::replay_with_e2fsck(&judged.file_system(&images)).map_err(Error::from)?;
+        judge::replay_with_e2fsck(&judged.file_system(images)).map_err(Error::from)?;
     }
-    let file_system = simulation.logs[0].file_system(&images);
+    let file_system = simulation.logs[0].file_system(images);
     let verdict = judge::check(&file_system).map_err(Error::from)?;
     if let Some(problem) = verdict.problems.first() {
-        return finding(format!("killed while a log is handed over: e2fsck -fn says: {problem}"));
+        return finding(format!("{how} while a log is handed over: e2fsck -fn says: {problem}"));
     }
     let reported = Reported { acknowledged: simulation.acknowledged.clone(), ..Reported::default() };
     let scenario = Scenario::named(&simulation.recording.scenario)?;
     match scenario.check(&file_system, &reported)?.first() {
-        Some(fault) => finding(format!("killed while a log is handed over, acknowledged work is lost: {fault}")),
+        Some(fault) => finding(format!("{how} while a log is handed over, acknowledged work is lost: {fault}")),
         None => Ok(()),
     }
 }

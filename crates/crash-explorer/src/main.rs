@@ -17,6 +17,9 @@ const USAGE: &str = "crash-explorer explore [--points N] [--seed N] [--recording
                      [--points-each N] [--judgements-each N] [--directory D] [--nvm | --power | --aged] [--quick]\n\
                      crash-explorer record [--recording NAME] [--directory D]";
 
+/// With one seed of so many the guest is reset as its logs are handed over, with which a run ends.
+const RESETS_EACH: u64 = 8;
+
 struct Request {
     only: Option<String>,
     directory: PathBuf,
@@ -123,6 +126,8 @@ fn explore(request: &Request) -> Result<ExitCode> {
     loop {
         for (number, recording) in recordings.iter().enumerate() {
             let drawn = Switches::of_seed(seed ^ (number as u64) << 32);
+            let is_reset = seed.is_multiple_of(RESETS_EACH) && !(request.nvm || request.power || request.aged);
+            let drawn = if is_reset { drawn.with(Switches::HAND_OVER).with(Switches::RESET) } else { drawn };
             let switches = request.switches.unwrap_or(drawn);
             let run = match (request.nvm, request.power) {
                 (true, _) => nvm::run,

@@ -1,6 +1,7 @@
 //! A recording is run through a simulation, step by step: the guest sends, the disk does what is due, routes are woken, passes end; and in
 //! between logs are handed over, and the worker is killed (`hand_over`, `kills`, `follow`).
 
+use crate::complete::JudgedLog;
 use crate::error::{During, Error};
 use crate::finding::{Step, Stop, finding};
 use crate::follow::Dying;
@@ -38,6 +39,10 @@ impl Simulation<'_> {
             self.due(look)?;
             self.wake(false)?;
             self.looked(look)?;
+            if self.is_reset_due() {
+                self.resets += 1;
+                return hand_over::reset(self);
+            }
             self.hand_over(look)?;
             if self.dies_if_due()? {
                 self.ask_again()?;
@@ -398,6 +403,14 @@ impl Simulation<'_> {
         Ok(())
     }
 
+    /// Whether its guest is reset now, as a log is to be handed over.
+    fn is_reset_due(&self) -> bool {
+        let is_held = |judged: &JudgedLog| self.journals.log(judged.log.index()).is_some_and(|log| log.is_held_open());
+        self.switches.has(Switches::RESET)
+            && self.hand_over_at.is_some_and(|at| self.clock >= at)
+            && self.logs.iter().any(is_held)
+    }
+
     /// Hands the logs over from a moment on that follows from the seed.
     fn hand_over(&mut self, look: &mut dyn FnMut(&mut Self) -> Step) -> Step {
         if self.hand_over_at.is_none_or(|at| self.clock < at) {
@@ -425,8 +438,10 @@ impl Simulation<'_> {
             let left = self.routes[disk].hand_over(number, &mut plan);
             self.carry_out(disk, plan)?;
             self.has_moved = true;
-            if let Err(error) = left {
-                return finding(format!("a log cannot leave its region: {error}"));
+            match left {
+                Ok(true) => hand_over::check_is_there(self, number)?,
+                Ok(false) => {}
+                Err(error) => return finding(format!("a log cannot leave its region: {error}")),
             }
         }
         Ok(())

@@ -140,6 +140,8 @@ pub struct Simulation<'r> {
     /// From which event on logs are handed over to storage, if at all.
     pub(crate) hand_over_at: Option<usize>,
     pub(crate) budget_bytes: u64,
+    /// How often its guest was reset as a log was to be handed over: a run ends with that.
+    pub(crate) resets: u64,
     /// When the worker is killed, and another goes on.
     pub(crate) deaths: Deaths,
     /// Something happened since it was last taken.
@@ -249,6 +251,7 @@ impl<'r> Simulation<'r> {
             looks: 0,
             hand_over_at: None,
             budget_bytes,
+            resets: 0,
             deaths: Deaths::default(),
             has_moved: false,
         };

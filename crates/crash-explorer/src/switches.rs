@@ -29,7 +29,10 @@ impl Switches {
     /// A region's transactions are acknowledged before the flush of their appends.
     pub const PIPELINED: Switches = Switches(512);
 
-    const NAMES: [(Switches, &'static str); 10] = [
+    /// With `HAND_OVER`: the guest is reset as its held logs are to be handed over, and the run ends with that. No seed asks for it by itself.
+    pub const RESET: Switches = Switches(1024);
+
+    const NAMES: [(Switches, &'static str); 11] = [
         (Self::EARLY, "early"),
         (Self::GARBAGE, "garbage"),
         (Self::DELAY, "delay"),
@@ -40,6 +43,7 @@ impl Switches {
         (Self::HAND_OVER, "hand-over"),
         (Self::FOLLOW, "follow"),
         (Self::PIPELINED, "pipelined"),
+        (Self::RESET, "reset"),
     ];
 
     /// Everything a seed asks for: most of it most of the time.

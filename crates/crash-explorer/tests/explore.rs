@@ -47,6 +47,28 @@ fn a_log_that_is_handed_over_is_recovered_from_storage() {
     assert!(points >= POINTS_MIN, "only {points} crash points were checked");
 }
 
+/// In each recording, the guest is reset at some moments as its logs are to be handed over: whoever has wished that goes on asking, and is told
+/// that a log is on storage when it is.
+#[test]
+fn a_log_that_was_wished_on_storage_is_there_after_a_reset() {
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("recordings");
+    let recordings = recordings(&directory, None).expect("the recordings");
+    let mut resets = 0;
+    for (number, recording) in recordings.iter().enumerate() {
+        for round in 0..4 {
+            let seed = SEED + 3000 + 10 * number as u64 + round;
+            let switches = Switches::of_seed(seed).with(Switches::HAND_OVER).with(Switches::RESET);
+            let how = Thoroughness { points_each: 100, judgements_each: 0, until: u64::MAX };
+            let outcome = run(recording, seed, switches, how).expect("a run");
+            resets += outcome.resets;
+            if let Some(finding) = outcome.finding {
+                panic!("{}", minimise(recording, finding).expect("a run"));
+            }
+        }
+    }
+    assert!(resets >= recordings.len() as u64, "only {resets} resets");
+}
+
 /// In each recording, the worker is killed a few times, between two steps or between two stores, and another one goes on: what that holds
 /// from then on is what a complete journal has.
 #[test]

@@ -217,16 +217,24 @@ impl Journals {
         }
     }
 
-    /// A guest has closed a log: if it was wished elsewhere meanwhile, it goes there with the next mount.
+    /// A log was closed, by its guest or since that is gone: if it was wished elsewhere meanwhile, it goes there with the next mount.
     pub(crate) fn follow_wish(&self, log: &Log) {
-        let is_there = |log: &Log| log.wanted() == log.placement && log.storage_from.is_none();
-        if is_there(log) {
+        if is_as_wished(log) {
             return;
         }
         let _one_at_a_time = self.scanning.lock().expect("no panic under this lock");
+        if let Some(log) = self.log(log.index) {
+            self.follow_wish_now(&log);
+        }
+    }
+
+    /// The same, for who holds `scanning`.
+    fn follow_wish_now(&self, log: &KeptLog) {
+        // The thread of another disk may have its keeper open it at this moment.
+        let _not_while_it_opens = log.state.opening.lock().expect("no panic under this lock");
         // One that somebody has brought is open again: its keeper goes on until that is closed.
-        if let Some(log) = self.log(log.index).filter(|log| !log.is_open() && !is_there(log)) {
-            self.replace(&log, log.wanted(), None);
+        if !log.is_open() && !is_as_wished(log) {
+            self.replace(log, log.wanted(), None);
         }
     }
 
@@ -237,6 +245,8 @@ impl Journals {
         let log = self.log(index).ok_or_else(|| io::Error::other("the log has gone"))?;
         let Ok(_alone) = log.state.recovering.try_lock() else { return Ok(false) };
         if !log.is_held_open() {
+            // Closed since somebody wished it here: it is here before he is told so.
+            self.follow_wish_now(&log);
             return Ok(true);
         }
         if self.area.owed(log.id).materialise {
@@ -357,8 +367,11 @@ impl Journals {
     }
 }
 
-/// Whether a log can go to a region of NVM.
-///
+/// Whether a log lives where it was wished, from its next mount on at the latest.
+fn is_as_wished(log: &Log) -> bool {
+    log.wanted() == log.placement && log.storage_from.is_none()
+}
+
 /// Says on storage that the log begins at `cursor`.
 fn write_superblock(log: &Log, held: &HeldLog<'_>, cursor: Tail, journal: &LoggedFile) -> io::Result<()> {
     let mut block = vec![0; log.place.block_bytes as usize];

@@ -1109,7 +1109,8 @@ impl Journals {
             log.keeper.doubt_at_the_end(log, why.to_owned());
         }
         let finished = log.keeper.finish(log, is_vm_gone)?;
-        if was_open && matches!(finished, Finished::Recovered(_)) {
+        let is_recovered = was_open && matches!(finished, Finished::Recovered(_));
+        if is_recovered {
             log.was_closed_under_its_guest();
             if !is_vm_gone {
                 // The next worker has to know it, however soon it comes.
@@ -1126,6 +1127,9 @@ impl Journals {
             if is_vm_gone {
                 left_to_guest::remember_or_complain(log);
             }
+        } else if is_recovered && !is_vm_gone && !log.is_distrusted() {
+            // As where its guest closes it: whoever has wished it elsewhere meanwhile counts on that.
+            self.follow_wish(log);
         }
         match finished {
             Finished::Nothing => {}

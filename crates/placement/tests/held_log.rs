@@ -8,7 +8,8 @@ use block_route::{Plan, PlanAction, Request, RequestId, RequestKind, Route, Star
 use guest_memory::{PAGE_BYTES, PageId, Protection, VmMemory};
 use jbd2::build::{LogBuilder, Transaction};
 use placement::{
-    AreaDirectory, DiskOptions, DiskRoute, Finish, Journals, JournalsOptions, PlacementKind, VmReport, finish_directory,
+    AreaDirectory, Change, DiskOptions, DiskRoute, Finish, Journals, JournalsOptions, PlacementKind, VmReport,
+    finish_directory,
 };
 use std::collections::BTreeMap;
 use std::os::fd::{FromRawFd, OwnedFd};
@@ -496,6 +497,26 @@ fn what_is_on_storage_when_a_vm_ends_is_left_there() {
         }
         assert_consistent(&rig.image);
     }
+}
+
+/// Whoever has wished a journal elsewhere does not see that its guest is reset.
+#[test]
+fn a_reset_does_not_forget_where_a_journal_was_wished() {
+    let mut rig = Rig::new(PlacementKind::Retain, true);
+    let first = rig.free_block;
+    rig.open();
+    rig.commit(&[(first, content(1))]);
+    let index = rig.journals.logs()[0].index();
+    let change = rig.journals.change_placement(index, PlacementKind::Storage).expect("it may");
+    assert_eq!(change, Change::HandOver);
+    let mut rig = rig.reset();
+    // It is answered when the device has begun anew.
+    rig.disk.read(first * BLOCK, BLOCK as usize).expect("read");
+    let log = rig.journals.logs().remove(0);
+    assert_eq!((log.placement, log.is_open()), (PlacementKind::Storage, false));
+    let handle = rig.device.as_ref().expect("a device").handle();
+    let is_done = handle.with_route(move |route, plan| route.hand_over(index, plan)).expect("asked");
+    assert!(is_done.expect("nothing fails") && rig.home(first) == content(1));
 }
 
 #[test]

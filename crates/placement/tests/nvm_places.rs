@@ -641,6 +641,29 @@ fn a_journal_goes_from_a_region_to_memory_and_to_storage_and_back() {
     }
 }
 
+/// Behind a reset a guest mounts anew: what was wished from its next mount on, or was on its way, is so then.
+#[test]
+fn a_journal_goes_where_it_was_wished_when_its_guest_is_reset() {
+    use PlacementKind::{Copy, Nvm, Retain, Storage};
+    let mut rig = Rig::new(2);
+    for (round, to) in [Retain, Nvm, Copy, Nvm, Storage].into_iter().enumerate() {
+        rig.superblock(0, true);
+        let written = content(round as u8 + 1);
+        assert_eq!(rig.commit(0, IN_USE, &written), 0, "before {to:?}: storage has none of it");
+        let change = rig.journals.change_placement(rig.log(0).index(), to).expect("it may");
+        assert_eq!(change, if to == Storage { Change::HandOver } else { Change::AtNextMount });
+        rig.start(&format!("ram{round}")).expect("started");
+        assert!(rig.stored(0, IN_USE) == written, "before {to:?}: what was committed is home");
+        assert_eq!((rig.log(0).placement, rig.log(0).is_open()), (to, false));
+        // The next kernel goes on from what it finds.
+        let bytes = std::fs::read(&rig.image).expect("the image");
+        rig.file_systems = PARTITIONS.iter().map(|start| mounted(&bytes, *start)).collect();
+    }
+    assert!(rig.leave(0).expect("asked"), "it is there");
+    rig.superblock(0, true);
+    assert!(rig.commit(0, IN_USE, &content(9)) > 2 * BLOCK, "its own place has it");
+}
+
 #[test]
 fn a_journal_that_is_being_opened_does_not_go_elsewhere_meanwhile() {
     for to in [PlacementKind::Storage, PlacementKind::Retain] {

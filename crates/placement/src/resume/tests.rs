@@ -1318,6 +1318,65 @@ fn what_was_wished_is_not_forgotten() {
     rig.journals.change_placement(rig.log().index, PlacementKind::Copy).expect_err("it stays on storage");
 }
 
+/// Nor by a reset before it got there, wherever the worker dies after that.
+#[test]
+fn what_was_wished_is_not_forgotten_by_a_reset() {
+    for dies in ["never", "before it is written down", "after that"] {
+        let mut rig = Rig::new();
+        rig.open();
+        rig.commit(2000);
+        let change = rig.journals.change_placement(rig.log().index, PlacementKind::Storage).expect("possible");
+        assert_eq!(change, Change::HandOver);
+        let described = rig.files();
+        rig.journals.recover_disk(0).expect("its device begins anew");
+        match dies {
+            "never" => {}
+            "after that" => rig.die(None).expect("it goes on"),
+            _ => {
+                let is_description = |path: &PathBuf| path.ends_with("area.json");
+                let described = described.into_iter().filter(|(path, _)| is_description(path));
+                let files = rig.files().into_iter().filter(|(path, _)| !is_description(path)).chain(described);
+                let files = files.collect();
+                rig.die(Some(files)).expect("it goes on");
+            }
+        }
+        let log = rig.log();
+        assert_eq!((log.placement, log.is_open()), (PlacementKind::Storage, false), "it dies {dies}");
+        assert!(log.may_go_on_unannounced() && rig.says() == Says::Empty, "it dies {dies}");
+        assert!(rig.journals.hand_over(log.index).expect("asked"));
+    }
+}
+
+/// Whoever has asked is told that a log is there when it is, whoever has closed it meanwhile.
+#[test]
+fn one_that_was_closed_on_its_way_is_there_before_that_is_said() {
+    let rig = Rig::new();
+    let log = rig.log();
+    assert!(!log.is_open() && log.placement == PlacementKind::Copy);
+    log.want(PlacementKind::Storage);
+    assert!(rig.journals.hand_over(log.index).expect("asked"));
+    assert_eq!(rig.log().placement, PlacementKind::Storage);
+}
+
+/// The disk with the file system begins anew, and the thread of the one with the journal has it opened at that moment: it stays with who
+/// keeps it.
+#[test]
+fn a_wish_is_not_followed_while_the_log_is_being_opened() {
+    let rig = Rig::new();
+    let (journals, log) = (Arc::clone(&rig.journals), rig.log());
+    log.want(PlacementKind::Storage);
+    let opening = log.state.opening.lock().expect("no panic under this lock");
+    std::thread::scope(|scope| {
+        let following = scope.spawn(|| journals.follow_wish(&log));
+        // Whoever does not wait is through by then.
+        std::thread::sleep(Duration::from_millis(200));
+        log.set_open();
+        drop(opening);
+        following.join().expect("no panic");
+    });
+    assert_eq!(rig.log().placement, PlacementKind::Copy);
+}
+
 #[test]
 fn one_that_is_not_found_any_more_is_refused_and_stays_described() {
     let mut rig = Rig::new();

@@ -84,6 +84,47 @@ fn the_mark_is_behind_what_is_put_in_its_place() {
     }
 }
 
+/// Its guest is reset after whoever wished it there has asked so often: it is there before he is told so.
+#[test]
+fn one_whose_guest_is_reset_on_its_way_is_where_it_was_wished() {
+    let mut resets = 0;
+    for within in [None, Some(AGE), Some(Duration::ZERO)] {
+        for asked in 0..3 {
+            let mut rig = Rig::new(within);
+            fill(&mut rig);
+            rig.pass(1500);
+            let index = rig.journals.logs()[0].index();
+            let change = rig.journals.change_placement(index, PlacementKind::Storage).expect("possible");
+            assert_eq!(change, Change::HandOver);
+            let is_there = (0..asked).any(|_| {
+                let mut plan = Plan::default();
+                let is_done = rig.route.hand_over(index, &mut plan).expect("asked");
+                rig.plan(plan);
+                rig.pass(1);
+                is_done
+            });
+            assert_eq!(rig.journals.logs()[0].placement == PlacementKind::Storage, is_there, "{within:?}");
+            if is_there {
+                continue;
+            }
+            resets += 1;
+            rig.journals.recover_disk(0).expect("its device begins anew");
+            let log = rig.journals.logs().remove(0);
+            assert_eq!((log.placement, log.is_open()), (PlacementKind::Storage, false), "{within:?}, asked {asked}");
+            assert!(rig.route.hand_over(index, &mut Plan::default()).expect("asked"));
+            rig.journals.check_left().expect("nothing of it is here");
+            // The last one is not committed.
+            let last = content(rig.committed - 1);
+            for block in rig.homes {
+                let mut home = vec![0; BLOCK as usize];
+                rig.file.read_exact_at(&mut home, block * BLOCK).expect("read");
+                assert!(home == last, "{within:?}, asked {asked}: block {block}");
+            }
+        }
+    }
+    assert!(resets >= 5, "{resets} resets");
+}
+
 /// A transaction that writes over the log itself: it is not where the books say.
 fn contradict(rig: &mut Rig) {
     let log = rig.transaction_with([rig.log_at[9] / BLOCK]);

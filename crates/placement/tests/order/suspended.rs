@@ -254,6 +254,42 @@ fn a_journal_in_pieces_goes_on_on_storage_after_a_reset() {
     assert_eq!((rig.stored().start, rig.stored().sequence), (start, sequence), "storage says so");
 }
 
+/// Whoever has asked for a log on storage goes on asking while its guest is reset: it is there before he is told so.
+#[test]
+fn a_log_that_was_wished_on_storage_is_there_after_a_reset() {
+    for placement in [PlacementKind::Retain, PlacementKind::Copy] {
+        for is_asked_before in [false, true] {
+            let mut rig = Rig::with(64 << 20, placement, None);
+            rig.open();
+            rig.commit(&[(3000, content(1))]);
+            let write = rig.write(Rig::home_at(3000), &content(1));
+            let index = rig.journals.logs()[0].index();
+            let change = rig.journals.change_placement(index, PlacementKind::Storage).expect("it may");
+            assert_eq!(change, Change::HandOver);
+            if is_asked_before {
+                let is_done = rig.route.hand_over(index, &mut Plan::default()).expect("asked");
+                assert!(!is_done, "a home write is under way");
+            }
+            rig.carry_out(write);
+            rig.reset("after");
+            assert_eq!(rig.home(3000), content(1), "what was committed is home");
+            let log = rig.journals.logs().remove(0);
+            assert_eq!((log.placement, log.is_open()), (PlacementKind::Storage, false), "{placement:?}");
+            assert!(rig.route.hand_over(index, &mut Plan::default()).expect("asked"));
+            rig.journals.check_left().expect("nothing of it is here");
+            // What the next kernel commits is on storage.
+            (rig.builder.position, rig.builder.sequence) = (1, rig.stored().sequence);
+            let superblock = superblock_of(&rig);
+            let operations = rig.write(rig.log_at[0], &superblock);
+            assert_eq!(operations.len(), 1, "storage has its superblock");
+            rig.carry_out(operations);
+            let blocks = rig.next_transaction(&[(3001, content(2))]);
+            blocks.iter().for_each(|block| rig.write_log(block));
+            assert_eq!((rig.owed(), rig.stored().start), (0, 1), "{placement:?}");
+        }
+    }
+}
+
 /// The same by another daemon, to which its guest was left.
 #[test]
 fn a_kernel_that_goes_on_after_it_was_left_is_believed() {
