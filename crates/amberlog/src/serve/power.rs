@@ -92,6 +92,22 @@ pub fn change_disks(slot: &Supervised, run: &Path, change: DiskChange) -> anyhow
     Ok(answer)
 }
 
+/// Whether a journal is not where the host's power wants it, now or from the next mount on. `to` is where that is; `is_lost` says of a
+/// placement whether a loss of power costs what is there.
+pub fn has_to_move(
+    on_battery: bool,
+    to: PlacementKind,
+    (placement, wanted): (PlacementKind, PlacementKind),
+    is_lost: impl Fn(PlacementKind) -> bool,
+) -> bool {
+    if on_battery {
+        // One that is to be held from the next mount on would be so on battery.
+        return is_lost(placement) || is_lost(wanted);
+    }
+    // One that could not go to storage while on battery would go there with its next mount.
+    (to.is_held() || to == PlacementKind::Nvm) && [placement, wanted].contains(&PlacementKind::Storage)
+}
+
 /// Of a VM of which nothing could be moved, and why.
 pub fn not_moved(vm: &str, why: &str) -> Value {
     json!({"vm": vm, "disk": null, "placement": null, "when": null, "error": format!("vm {vm}: {why}")})
@@ -104,4 +120,27 @@ pub fn entry(vm: &str, disk: &str, to: PlacementKind, result: anyhow::Result<&'s
         Err(error) => (None, Some(format!("{error:#}"))),
     };
     json!({"vm": vm, "disk": disk, "placement": to.name(), "when": when, "error": error})
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use PlacementKind::{Copy, Discard, Nvm, Remote, Retain, Storage};
+
+    #[test]
+    fn a_journal_moves_where_it_is_not_or_will_not_be_as_the_power_wants() {
+        let on_battery = |place| has_to_move(true, Storage, place, |placement| placement.is_held());
+        assert!(on_battery((Retain, Retain)) && on_battery((Copy, Storage)) && on_battery((Storage, Retain)));
+        assert!(!on_battery((Storage, Storage)) && !on_battery((Nvm, Nvm)));
+        let on_mains = |to, place| has_to_move(false, to, place, |_| unreachable!("the mains are back"));
+        for to in [Retain, Copy, Nvm] {
+            assert!(on_mains(to, (Storage, Storage)) && on_mains(to, (Storage, to)), "{to:?}");
+            assert!(on_mains(to, (to, Storage)), "{to:?}: it could not go, and is not to go with its next mount");
+            assert!(!on_mains(to, (to, to)), "{to:?}");
+        }
+        assert!(!on_mains(Copy, (Retain, Retain)), "what somebody else has wished stays");
+        for to in [Storage, Remote, Discard] {
+            assert!(!on_mains(to, (Storage, Storage)), "{to:?}");
+        }
+    }
 }

@@ -837,19 +837,14 @@ impl Slot {
         for (index, option) in config.options.disks.iter().enumerate() {
             let to = if on_battery { PlacementKind::Storage } else { option.placement };
             let logs = live.journals.logs();
-            let mut logs = logs.iter().filter(|log| log.home_disk() == index);
+            let logs = logs.iter().filter(|log| log.home_disk() == index);
             let region = live.journals.region(index);
             let is_lost = |placement: PlacementKind| match placement {
                 PlacementKind::Nvm => region.is_some_and(|region| !region.survives_the_host()),
                 _ => placement.is_held() || placement == PlacementKind::Discard,
             };
-            let has_to_move = if on_battery {
-                // One that is to be held from the next mount on would be so on battery.
-                logs.any(|log| is_lost(log.placement) || is_lost(log.wanted()))
-            } else {
-                (to.is_held() || to == PlacementKind::Nvm) && logs.any(|log| log.placement == PlacementKind::Storage)
-            };
-            if has_to_move {
+            let mut places = logs.map(|log| (log.placement, log.wanted()));
+            if places.any(|place| power::has_to_move(on_battery, to, place, is_lost)) {
                 moves.push((live.journals.disk(index).options.name.clone(), to));
             } else if on_battery && let Some(migration) = &live.migration {
                 // They are there because the guest is being moved, perhaps, and stay.
