@@ -972,13 +972,20 @@ impl Journals {
     }
 
     /// A disk is about to go, and nobody uses it any more: brings home what it is owed, and has it say for itself what is to be known of
-    /// its journals.
+    /// its journals. Its own thread calls this, where it has one: its clock goes on, and nothing is to begin by that meanwhile.
     ///
     /// # Errors
-    /// When storage fails, or something is held still: it cannot go.
+    /// When storage fails, or something is held still: it cannot go. Of kind `WouldBlock` when something of it is under way at this
+    /// moment: nothing was done then.
     pub fn leave_disk(&self, disk: usize) -> io::Result<()> {
+        let is_its = |log: &Arc<KeptLog>| log.home_disk == disk || log.journal_disk == disk;
+        let is_busy = self.logs().into_iter().filter(is_its).any(|log| log.keeper.has_stored_in_flight());
+        if is_busy || self.awaited_home_writes(disk).is_some() {
+            let sentence = format!("disk {}: something of it is under way still", self.disks[disk].options.name);
+            return Err(io::Error::new(io::ErrorKind::WouldBlock, sentence));
+        }
         self.recover_disk(disk)?;
-        for log in self.logs().into_iter().filter(|log| log.home_disk == disk || log.journal_disk == disk) {
+        for log in self.logs().into_iter().filter(is_its) {
             if log.is_distrusted() {
                 left_to_guest::remember(&log.place, &log.journal.file)?;
             }

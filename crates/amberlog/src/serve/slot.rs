@@ -529,7 +529,13 @@ impl Slot {
             shut.push((index, door));
             // A device that has stopped has waited for storage.
             let is_idle = || live.handles[index].is_idle().unwrap_or(true);
-            change::leave(index, door, &live.observer, &self.line, is_idle)?;
+            // In the disk's own thread, in which nothing of it begins meanwhile.
+            let leaves = || {
+                let journals = Arc::clone(&live.journals);
+                let left = live.handles[index].with_route(move |_, _| journals.leave_disk(index));
+                left.unwrap_or_else(|_| live.journals.leave_disk(index))
+            };
+            change::leave(index, door, &live.observer, &self.line, (is_idle, leaves))?;
         }
         Ok(())
     }

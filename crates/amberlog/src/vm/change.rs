@@ -295,7 +295,8 @@ pub fn shut(name: &str, door: usize, socket: &Path, line: &Line) -> anyhow::Resu
     Ok(())
 }
 
-/// Has a disk whose door is shut be nobody's: waits until the device has let go of the VMM that was there, and brings home what it is owed.
+/// Has a disk whose door is shut be nobody's: waits until the device has let go of the VMM that was there (and `is_idle`), and brings home what
+/// it is owed (`leaves`, see [`Journals::leave_disk`]).
 ///
 /// # Errors
 /// When storage fails.
@@ -304,19 +305,33 @@ pub fn leave(
     door: usize,
     observer: &VmObserver,
     line: &Line,
-    is_idle: impl Fn() -> bool,
+    (is_idle, leaves): (impl Fn() -> bool, impl Fn() -> std::io::Result<()>),
 ) -> anyhow::Result<()> {
     let name = &observer.journals.disk(disk).options.name;
-    // What its VMM had asked for last may still be under way.
-    let deadline = Instant::now() + LEAVING_PATIENCE;
-    while observer.rings()[disk].is_connected || !line.has_nobody(door) || !is_idle() {
+    let is_free = || !observer.rings()[disk].is_connected && line.has_nobody(door) && is_idle();
+    leave_when_free(name, Instant::now() + LEAVING_PATIENCE, is_free, leaves)
+}
+
+/// What its VMM had asked for last may still be under way, or what its journal does by the clock: then it is looked once more.
+fn leave_when_free(
+    name: &str,
+    deadline: Instant,
+    is_free: impl Fn() -> bool,
+    leaves: impl Fn() -> std::io::Result<()>,
+) -> anyhow::Result<()> {
+    loop {
+        if is_free() {
+            match leaves() {
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+                left => return left.with_context(|| format!("disk {name} cannot go")),
+            }
+        }
         anyhow::ensure!(
             Instant::now() < deadline,
             "disk {name}: storage has not answered what its guest had asked for"
         );
         std::thread::sleep(LOOK);
     }
-    observer.journals.leave_disk(disk).with_context(|| format!("disk {name} cannot go"))
 }
 
 /// Opens a door again that was shut: what was to follow has failed, and the disk is served as before.
@@ -390,6 +405,28 @@ mod tests {
         let other = Image::open_unlocked(&path, ImageOptions::default()).expect("an image");
         assert!(!other.try_lock().expect("a lock"), "it is locked");
         drop(prepared);
+    }
+
+    /// Its journal begins something by its clock, between two looks.
+    #[test]
+    fn a_disk_that_is_busy_when_it_is_to_go_is_asked_again() {
+        let leave = |busy: u32, deadline: Duration, last: fn() -> std::io::Result<()>| {
+            let (looks, asked) = (std::cell::Cell::new(0), std::cell::Cell::new(0));
+            let is_free = || looks.replace(looks.get() + 1) >= 2;
+            let leaves = || {
+                asked.set(asked.get() + 1);
+                if asked.get() <= busy { Err(std::io::ErrorKind::WouldBlock.into()) } else { last() }
+            };
+            let left = leave_when_free("db", Instant::now() + deadline, is_free, leaves);
+            (left.map_err(|error| format!("{error:#}")), asked.get())
+        };
+        let minute = Duration::from_secs(60);
+        assert_eq!(leave(0, minute, || Ok(())), (Ok(()), 1));
+        assert_eq!(leave(3, minute, || Ok(())), (Ok(()), 4));
+        let (left, asked) = leave(1, minute, || Err(std::io::Error::other("storage failed")));
+        assert_eq!((left, asked), (Err("disk db cannot go: storage failed".to_owned()), 2));
+        let (left, _) = leave(u32::MAX, Duration::ZERO, || Ok(()));
+        assert!(left.expect_err("it is never free").contains("storage has not answered"));
     }
 
     #[test]

@@ -114,3 +114,30 @@ fn a_superblock_that_closes_the_log_is_answered() {
     let said = said(&rig);
     assert!(said.is_empty() && said.sequence == next && said.errno == 0, "{said:?}");
 }
+
+/// Its VMM has let go of the disk, and the clock of its journal goes on: the disk leaves between two things that are under way.
+#[test]
+fn a_disk_does_not_leave_beside_what_is_under_way() {
+    for within in [None, Some(AGE)] {
+        let mut rig = Rig::new(within);
+        rig.open();
+        rig.commit();
+        rig.settle();
+        match within {
+            None => rig.write_home(rig.homes[0], rig.committed),
+            Some(_) => rig.wake(1500),
+        }
+        assert!(!rig.waiting.is_empty(), "a home write is under way, or a compound");
+        let error = rig.journals.leave_disk(0).expect_err("not beside that");
+        assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock, "{error}");
+        assert!(rig.journals.logs()[0].is_open());
+        rig.settle();
+        rig.journals.leave_disk(0).expect("it leaves");
+        assert!(!rig.journals.logs()[0].is_open());
+        for block in rig.homes {
+            let mut home = vec![0; BLOCK as usize];
+            rig.file.read_exact_at(&mut home, block * BLOCK).expect("read");
+            assert!(home == content(rig.committed), "{within:?}: block {block}");
+        }
+    }
+}
