@@ -65,7 +65,8 @@ impl Journals {
                 if to == Nvm {
                     self.check_region(&log)?;
                 }
-                if log.is_open() {
+                // What the host writes home of one that was closed lands before it goes.
+                if log.is_open() || self.area.has_host_writes_in_flight(log.id) {
                     let is_leaving = to == Storage;
                     log.want(to);
                     // Another worker may go on: it has to know.
@@ -228,14 +229,20 @@ impl Journals {
         }
     }
 
-    /// The same, for who holds `scanning`.
-    fn follow_wish_now(&self, log: &KeptLog) {
+    /// The same, for who holds `scanning`. False where that has to wait for home writes of the host's: its keeper says when they have ended
+    /// ([`crate::keeper::Step::Closed`]).
+    fn follow_wish_now(&self, log: &KeptLog) -> bool {
         // The thread of another disk may have its keeper open it at this moment.
         let _not_while_it_opens = log.state.opening.lock().expect("no panic under this lock");
         // One that somebody has brought is open again: its keeper goes on until that is closed.
         if !log.is_open() && !is_as_wished(log) {
+            // Whoever keeps it next does not keep what the guest writes there behind them (rule 3 of ARCHITECTURE.md).
+            if self.area.has_host_writes_in_flight(log.id) {
+                return false;
+            }
             self.replace(log, log.wanted(), None);
         }
+        true
     }
 
     /// Hands a held, open log over to its own place on storage. False when that has to wait for a write that is under way.
@@ -246,8 +253,7 @@ impl Journals {
         let Ok(_alone) = log.state.recovering.try_lock() else { return Ok(false) };
         if !log.is_held_open() {
             // Closed since somebody wished it here: it is here before he is told so.
-            self.follow_wish_now(&log);
-            return Ok(true);
+            return Ok(self.follow_wish_now(&log));
         }
         if self.area.owed(log.id).materialise {
             return Err(io::Error::other(

@@ -106,8 +106,8 @@ pub(crate) enum Step {
     Release(RequestId, Status),
     /// Asks again about what waits.
     Retry,
-    /// The log has ended: if it was wished elsewhere meanwhile, and none was brought in its place, it lives there from the next
-    /// mount on.
+    /// The log has ended, and nothing of it is on its way home any more: if it was wished elsewhere meanwhile, and none was brought in its
+    /// place, it lives there from the next mount on.
     Closed,
     /// Storage says durably that the log is there from this transaction on: its own place has it from now on.
     OnStorage { from: u32 },

@@ -1375,6 +1375,40 @@ fn a_hand_over_leaves_what_the_guest_wrote_past_its_journal() {
     assert_eq!((rig.home(block), rig.home(other)), (content(9), content(1)));
 }
 
+/// What the host writes home of a journal that its guest closes lands before what the guest writes there next, wherever the journal goes then.
+#[test]
+fn a_closed_journal_does_not_go_elsewhere_beside_home_writes_of_the_hosts() {
+    for is_wished_before in [true, false] {
+        let mut rig = Rig::new();
+        rig.open();
+        rig.commit(&[(3000, content(1))]);
+        let log = rig.journals.logs().remove(0);
+        let index = log.index();
+        let wish = |rig: &Rig| rig.journals.change_placement(index, PlacementKind::Storage).expect("it may");
+        log.begin_emptying();
+        let host = rig.woken();
+        assert_eq!(host.len(), 1, "the host writes it home");
+        if is_wished_before {
+            assert_eq!(wish(&rig), Change::HandOver);
+        }
+        let mut closed = rig.superblock.clone();
+        jbd2::SuperblockEdit::new(&mut closed).expect("a superblock").start(0).sequence(rig.builder.sequence).seal();
+        let operations = rig.write(rig.log_at[0], &closed);
+        rig.carry_out(operations);
+        assert!(!log.is_open());
+        if !is_wished_before {
+            assert_eq!(wish(&rig), Change::HandOver, "it is not there at once");
+        }
+        assert!(!rig.route.hand_over(index, &mut Plan::default()).expect("asked"), "not beside what is on its way");
+        let write = rig.write(Rig::home_at(3000), &content(2));
+        assert!(write.is_empty(), "it waits: {write:?}");
+        rig.carry_out(host);
+        assert_eq!(rig.home(3000), content(2), "the guest's write came last");
+        assert_eq!(rig.journals.logs()[0].placement, PlacementKind::Storage);
+        assert!(rig.route.hand_over(index, &mut Plan::default()).expect("asked"));
+    }
+}
+
 #[test]
 fn a_guest_that_was_left_goes_on_from_storage() {
     let mut rig = Rig::new();

@@ -304,6 +304,10 @@ impl Keeper for Held {
                     }
                 }
                 self.aged_home_ended(log, operation, (error.is_none(), &changed), steps);
+                if !log.is_open() && !self.area.has_host_writes_in_flight(self.id) {
+                    // Where it was wished elsewhere, that has waited for this.
+                    steps.push(Side::Home, Step::Closed);
+                }
                 steps.push(Side::Home, Step::Retry);
             }
             Task::Stored(position) => {
