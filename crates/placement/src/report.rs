@@ -40,8 +40,10 @@ pub struct ProtectionReport {
 pub struct DiskReport {
     /// Its name.
     pub name: String,
-    /// Where its journals live.
+    /// Where its journals live, by their placement.
     pub placement: &'static str,
+    /// Where one is to live from its guest's next mount on, or is on its way to.
+    pub placement_wished: Option<&'static str>,
     /// Where they really live at this moment: `copy` where protection is not possible, `storage` where nothing is held.
     pub placement_effective: &'static str,
     /// Why that is another place, if it is.
@@ -213,6 +215,7 @@ impl Journals {
             durability = Some(DurabilityReport::default());
         }
         let placement = logs.first().map_or(disk.options.placement, |log| log.placement);
+        let wished = logs.iter().find(|log| log.wanted() != log.placement).map(|log| log.wanted().name());
         let is_brought = logs.iter().any(|log| log.is_brought() && log.placement != PlacementKind::Storage);
         if is_brought && disk.durable_within().is_some() {
             durability.get_or_insert_default().reason.get_or_insert_with(|| BROUGHT.to_owned());
@@ -227,6 +230,7 @@ impl Journals {
             durability,
             name: disk.options.name.clone(),
             placement: placement.name(),
+            placement_wished: wished,
             placement_effective: effective.name(),
             placement_reason,
             journal,

@@ -1375,6 +1375,32 @@ fn a_hand_over_leaves_what_the_guest_wrote_past_its_journal() {
     assert_eq!((rig.home(block), rig.home(other)), (content(9), content(1)));
 }
 
+/// What is wished and is not so yet is shown.
+#[test]
+fn a_report_says_where_a_journal_is_wished_and_is_not() {
+    let mut rig = Rig::new();
+    let shown = |rig: &Rig| {
+        let disk = rig.journals.report("vm").disks.remove(0);
+        (disk.placement, disk.placement_wished)
+    };
+    rig.open();
+    rig.commit(&[(3000, content(1))]);
+    assert_eq!(shown(&rig), ("retain", None));
+    let index = rig.journals.logs()[0].index();
+    let wish = |rig: &Rig, to| rig.journals.change_placement(index, to).expect("it may");
+    assert_eq!(wish(&rig, PlacementKind::Storage), Change::HandOver);
+    assert_eq!(shown(&rig), ("retain", Some("storage")));
+    assert!(rig.route.hand_over(index, &mut Plan::default()).expect("asked"));
+    assert_eq!(shown(&rig), ("storage", None));
+    assert_eq!(wish(&rig, PlacementKind::Copy), Change::AtNextMount);
+    assert_eq!(shown(&rig), ("storage", Some("copy")));
+    let mut closed = rig.superblock.clone();
+    jbd2::SuperblockEdit::new(&mut closed).expect("a superblock").start(0).sequence(rig.builder.sequence).seal();
+    let operations = rig.write(rig.log_at[0], &closed);
+    rig.carry_out(operations);
+    assert_eq!(shown(&rig), ("copy", None));
+}
+
 /// What the host writes home of a journal that its guest closes lands before what the guest writes there next, wherever the journal goes then.
 #[test]
 fn a_closed_journal_does_not_go_elsewhere_beside_home_writes_of_the_hosts() {

@@ -293,7 +293,7 @@ pub fn render(status: &Value, format: Format) -> String {
     output.begin(
         "disk_placement_info",
         Kind::Gauge,
-        "Where the journals are to live, where they do, and why that is another place.",
+        "Where the journals live by their placement, where they really do, and why that is another place.",
     );
     for (labels, disk) in &disks {
         let labels = format!(
@@ -306,7 +306,7 @@ pub fn render(status: &Value, format: Format) -> String {
     }
     output.begin("disk_placement_differs", Kind::Gauge, "1 when journals do not live where they are configured to.");
     for (labels, disk) in &disks {
-        // `placement` is what was wished last: where a command has moved the journals, the reason alone says that they are elsewhere.
+        // Where a command has moved the journals, `placement` says so too: the reason alone says that they are elsewhere than configured.
         let is_elsewhere = disk["placement_effective"] != disk["placement"] && disk["placement_effective"].is_string();
         let differs = is_elsewhere || disk["placement_reason"].is_string();
         output.sample("disk_placement_differs", labels, if differs { "1" } else { "0" });
