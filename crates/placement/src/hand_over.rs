@@ -252,8 +252,8 @@ impl Journals {
         let log = self.log(index).ok_or_else(|| io::Error::other("the log has gone"))?;
         let Ok(_alone) = log.state.recovering.try_lock() else { return Ok(false) };
         if !log.is_held_open() {
-            // Closed since somebody wished it here: it is here before he is told so.
-            return Ok(self.follow_wish_now(&log));
+            // Closed since somebody wished it here: it is here before he is told so. One that is here already may be live: nothing changes.
+            return Ok(!log.placement.is_held() || self.follow_wish_now(&log));
         }
         if self.area.owed(log.id).materialise {
             return Err(io::Error::other(

@@ -1358,6 +1358,25 @@ fn one_that_was_closed_on_its_way_is_there_before_that_is_said() {
     assert_eq!(rig.log().placement, PlacementKind::Storage);
 }
 
+/// Two have asked for it, and the one who has not heard that it is there asks on behind a reset. It is live in its own place, and its guest, which
+/// may have been suspended, believes that it begins earlier.
+#[test]
+fn who_asks_once_more_changes_nothing_of_one_that_is_on_storage() {
+    let mut rig = Rig::new();
+    rig.open();
+    rig.commit(2000);
+    let from = Tail { position: rig.builder.position, sequence: rig.builder.sequence };
+    let index = rig.log().index;
+    assert_eq!(rig.journals.change_placement(index, PlacementKind::Storage).expect("possible"), Change::HandOver);
+    assert!(rig.journals.hand_over(index).expect("handed over"));
+    rig.journals.recover_disk(0).expect("its device begins anew");
+    assert!(!rig.log().is_open() && rig.says() == Says::Live(from));
+    assert!(rig.journals.hand_over(index).expect("asked"));
+    assert_eq!(rig.log().storage_from, Some(from.sequence));
+    let earlier = rig.superblock_from(from.position - 3, from.sequence - 1);
+    assert!(!rig.write_superblock(&earlier), "what lies there was never written");
+}
+
 /// The disk with the file system begins anew, and the thread of the one with the journal has it opened at that moment: it stays with who
 /// keeps it.
 #[test]
