@@ -54,6 +54,13 @@ impl Journals {
         }
         // A log that is being opened is still closed, and its keeper is about to have it.
         let _not_while_it_opens = log.state.opening.lock().expect("no panic under this lock");
+        // Who takes a held log elsewhere has its table, and does not look at where it is to live.
+        let nobody_takes_it = log.state.recovering.try_lock();
+        if nobody_takes_it.is_err() && log.is_held_open() && to.is_held() {
+            log.want(to);
+            self.describe_or_complain();
+            return Ok(Change::AtNextMount);
+        }
         let change = match (log.placement, to) {
             (Remote, Remote | Storage) if log.keeper.pause(to == Storage) => return Ok(Change::Done),
             (from, to) if from == to => Change::Done,
@@ -189,12 +196,16 @@ impl Journals {
         self.put_left(log, placement, storage_from);
     }
 
-    /// Ends the taking of a log that lies in its own place by now.
-    pub(crate) fn put_taken(&self, log: &KeptLog, taking: Taking<'_>, storage_from: Option<u32>) {
+    /// Ends the taking of a log that lies in its own place by now. The caller has its `recovering`, and not `scanning`, which is taken here: the log
+    /// is exchanged as it is now, whatever a scan has made of it since it was taken.
+    pub(crate) fn put_taken(&self, log: &Arc<KeptLog>, taking: Taking<'_>, storage_from: Option<u32>) {
+        let _one_at_a_time = self.scanning.lock().expect("no panic under this lock");
+        let log = self.log(log.index).unwrap_or_else(|| Arc::clone(log));
         // Before the area has the log locked: the thread of another disk may hold what this takes, and ask the area.
         log.keeper.leave();
         // At one moment: nobody takes the log for a held one that is closed.
-        taking.end(|| self.put_left(log, PlacementKind::Storage, storage_from));
+        taking.end(|| self.put_left(&log, PlacementKind::Storage, storage_from));
+        self.describe_or_complain();
     }
 
     fn put_left(&self, log: &KeptLog, placement: PlacementKind, storage_from: Option<u32>) {
@@ -232,20 +243,31 @@ impl Journals {
 
     /// Hands a held, open log over to its own place on storage. False when that has to wait for a write that is under way.
     /// Only the device with the log may call this, between two passes.
+    ///
+    /// Storage is read, written and flushed under the log's own `recovering`, and `scanning` is taken for the switch alone
+    /// ([`Journals::put_taken`]): a disk that does not answer holds up the thread that serves it, and none of the VM's others, which scan, and
+    /// describe logs and memory, meanwhile. That nothing happens to this log until then is argued at `Journals::scanning`.
     pub(crate) fn hand_over(&self, index: LogIndex) -> io::Result<bool> {
-        let _one_at_a_time = self.scanning.lock().expect("no panic under this lock");
-        let log = self.log(index).ok_or_else(|| io::Error::other("the log has gone"))?;
+        let has_gone = || io::Error::other("the log has gone");
+        let log = self.log(index).ok_or_else(has_gone)?;
         let Ok(_alone) = log.state.recovering.try_lock() else { return Ok(false) };
+        // It may have been recovered, or taken elsewhere, until a moment ago.
+        let log = self.log(index).ok_or_else(has_gone)?;
         if !log.is_held_open() {
             return Ok(true);
         }
+        self.hand_over_alone(&log)
+    }
+
+    /// The same of one that is held and open; the caller has its `recovering`.
+    fn hand_over_alone(&self, log: &Arc<KeptLog>) -> io::Result<bool> {
         if self.area.owed(log.id).materialise {
             return Err(io::Error::other(
                 "the journal has features that only the guest's own kernel can replay; it cannot be handed over while it is open",
             ));
         }
         // What was made durable in the log's place is not the guest's log.
-        if !log.keeper.may_be_taken(&log) {
+        if !log.keeper.may_be_taken(log) {
             return Ok(false);
         }
         // A block that is on its way to its own place could be read there before it has arrived.
@@ -254,8 +276,8 @@ impl Journals {
         }
         if let Some(number) = self.area.next_sequence(log.id) {
             // Blocks of the transaction that has this number are about to lie in their own places beside the mark.
-            if let Err(error) = mark_ahead(&log, &self.area, number) {
-                log.keeper.stay(&log, &mut Steps::default());
+            if let Err(error) = mark_ahead(log, &self.area, number) {
+                log.keeper.stay(log, &mut Steps::default());
                 log.home.wake.wake();
                 return Err(error);
             }
@@ -263,36 +285,35 @@ impl Journals {
         let Some(taking) = self.area.take_for_hand_over(log.id) else { return Ok(false) };
         if self.area.is_past_unknown(log.id) {
             // A block of which nobody knows whether its version here is the newer one: as on any disk both stay, one at home, one in the log.
-            if let Err(error) = self.put_in_place(&log, taking) {
-                log.keeper.stay(&log, &mut Steps::default());
+            if let Err(error) = self.put_in_place(log, taking) {
+                log.keeper.stay(log, &mut Steps::default());
                 return Err(error);
             }
-            self.say_handed_over(&log);
+            self.say_handed_over(log);
             log.end_emptying(None);
             return Ok(true);
         }
         // Nobody counts on in it while storage is about to say something else.
         let marked = log.take_mark();
-        let bytes = match self.bring_to_storage(&log, &taking, marked.as_ref()) {
+        let bytes = match self.bring_to_storage(log, &taking, marked.as_ref()) {
             Ok(bytes) => bytes,
             Err(error) => {
                 // It is held as it was.
                 drop(taking);
                 log.put_mark_back(marked);
-                log.keeper.stay(&log, &mut Steps::default());
+                log.keeper.stay(log, &mut Steps::default());
                 log.home.wake.wake();
                 return Err(error);
             }
         };
         let from = taking.cursor().sequence;
-        self.put_taken(&log, taking, Some(from));
-        self.describe_or_complain();
+        self.put_taken(log, taking, Some(from));
         // Changes of homes may have waited.
         log.home.wake.wake();
         DiskCounters::add(&log.journal.counters.journal_bytes_to_storage, bytes);
         log.home.set_dirty();
         log.journal.set_dirty();
-        self.say_handed_over(&log);
+        self.say_handed_over(log);
         log.end_emptying(None);
         Ok(true)
     }
