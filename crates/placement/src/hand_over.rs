@@ -1,6 +1,9 @@
 //! Changing where a journal lives while its guest runs. (Leaving NVM has steps of its own: [`crate::nvm`].)
 //!
-//! A held log is handed over to its own place on storage in one step, between two passes of the device that serves it: all that
+//! A held log comes to rest first: no home write of its guest's begins until none is under way, for as long as whoever wishes it elsewhere has
+//! patience ([`crate::keeper::Keeper::comes_to_rest`]). Then what is made durable by age ends, if it is.
+//!
+//! It is handed over to its own place on storage in one step, between two passes of the device that serves it: all that
 //! is committed goes home and is flushed; the blocks of the transaction that the guest is in the midst of are written to
 //! their own places, and flushed; then the superblock on storage says that the log begins with that transaction. From
 //! there on the guest's log writes go to storage as they are. Its own superblocks are kept from storage for as long as
@@ -179,6 +182,8 @@ impl Journals {
             self.area.set_holding(log.id, holding);
         }
         self.put(log, placement, storage_from);
+        // Changes of homes may have waited for what was about to be done with it.
+        log.home.wake.wake();
         let is_held_anew = placement.is_held() && !log.placement.is_held();
         if let Err(error) = self.describe() {
             log::error!("writing down where journals live failed: {error}");
@@ -254,9 +259,19 @@ impl Journals {
         // It may have been recovered, or taken elsewhere, until a moment ago.
         let log = self.log(index).ok_or_else(has_gone)?;
         if !log.is_held_open() {
+            if log.placement.is_held() {
+                // Nobody hands it over any more.
+                log.keeper.stay(&log, &mut Steps::default());
+            }
             return Ok(true);
         }
-        self.hand_over_alone(&log)
+        let handed_over = self.hand_over_alone(&log);
+        if handed_over.is_err() {
+            // It is held as it was, and nothing waits for it any more.
+            log.keeper.stay(&log, &mut Steps::default());
+            log.home.wake.wake();
+        }
+        handed_over
     }
 
     /// The same of one that is held and open; the caller has its `recovering`.
@@ -265,6 +280,10 @@ impl Journals {
             return Err(io::Error::other(
                 "the journal has features that only the guest's own kernel can replay; it cannot be handed over while it is open",
             ));
+        }
+        // Before what is made durable by age ends: that is in force for as long as the log cannot be taken.
+        if !log.keeper.comes_to_rest(log) {
+            return Ok(false);
         }
         // What was made durable in the log's place is not the guest's log.
         if !log.keeper.may_be_taken(log) {
@@ -276,19 +295,12 @@ impl Journals {
         }
         if let Some(number) = self.area.next_sequence(log.id) {
             // Blocks of the transaction that has this number are about to lie in their own places beside the mark.
-            if let Err(error) = mark_ahead(log, &self.area, number) {
-                log.keeper.stay(log, &mut Steps::default());
-                log.home.wake.wake();
-                return Err(error);
-            }
+            mark_ahead(log, &self.area, number)?;
         }
         let Some(taking) = self.area.take_for_hand_over(log.id) else { return Ok(false) };
         if self.area.is_past_unknown(log.id) {
             // A block of which nobody knows whether its version here is the newer one: as on any disk both stay, one at home, one in the log.
-            if let Err(error) = self.put_in_place(log, taking) {
-                log.keeper.stay(log, &mut Steps::default());
-                return Err(error);
-            }
+            self.put_in_place(log, taking)?;
             self.say_handed_over(log);
             log.end_emptying(None);
             return Ok(true);
@@ -301,8 +313,6 @@ impl Journals {
                 // It is held as it was.
                 drop(taking);
                 log.put_mark_back(marked);
-                log.keeper.stay(log, &mut Steps::default());
-                log.home.wake.wake();
                 return Err(error);
             }
         };

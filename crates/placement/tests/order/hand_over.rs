@@ -1,4 +1,4 @@
-//! A log is handed over while the storage that it is on does not answer.
+//! A log is handed over while the storage that it is on does not answer, or while the host writes home.
 
 use super::*;
 use std::sync::Mutex;
@@ -68,4 +68,22 @@ fn storage_that_hangs_in_a_hand_over_holds_up_no_other_disk() {
         assert_eq!(on(0).placement, PlacementKind::Storage);
         assert!(rig.home(300) == content(1));
     }
+}
+
+/// A write of the host's that is under way must not land after what the guest writes there past us from then on.
+#[test]
+fn a_log_is_not_handed_over_while_the_host_writes_home() {
+    let mut rig = Rig::new();
+    rig.open();
+    rig.commit(&[(300, content(1))]);
+    rig.journals.logs()[0].begin_emptying();
+    let writes = rig.woken();
+    assert_eq!(writes.len(), 1, "what is owed goes home");
+    let index = rig.journals.logs()[0].index();
+    assert_eq!(rig.journals.change_placement(index, PlacementKind::Storage).expect("it may"), Change::HandOver);
+    assert!(!rig.route.hand_over(index, &mut Plan::default()).expect("asked"));
+    rig.carry_out(writes);
+    assert!(rig.route.hand_over(index, &mut Plan::default()).expect("asked"));
+    assert_eq!(rig.journals.logs()[0].placement, PlacementKind::Storage);
+    assert!(rig.home(300) == content(1));
 }
