@@ -372,6 +372,10 @@ impl Simulation<'_> {
                 Some(index) => self.advance(index, look)?,
                 None => {
                     self.wake(true)?;
+                    if self.hand_over_at.is_some_and(|at| self.clock >= at) {
+                        // Whoever has a log handed over asks until it is done, and what waits for that goes then.
+                        self.has_moved |= hand_over::attempt(self)?;
+                    }
                     self.looked(look)?;
                     let host = self.pending.iter().position(|pending| pending.operation.request.is_none());
                     if let Some(index) = host.or_else(|| (!self.pending.is_empty()).then_some(0)) {

@@ -1,6 +1,7 @@
 //! What is asked of a log, and changes nothing.
 
 use crate::area::{CommittedVersion, JournalArea, NotHome, Owed};
+use crate::inflight::Writer;
 use crate::jcb::{Counters, VmJcb};
 use crate::location::{Location, Past};
 use crate::logs::LogId;
@@ -16,6 +17,11 @@ impl JournalArea {
     /// Whether the host is writing blocks of a log home.
     pub fn has_host_writes_in_flight(&self, id: LogId) -> bool {
         self.with_in_flight(id, |jcb| jcb.in_flight.has_host_writes()).unwrap_or_default()
+    }
+
+    /// Whether a home write of the guest's is on its way to storage.
+    pub fn has_guest_writes_in_flight(&self, id: LogId) -> bool {
+        self.with_in_flight(id, |jcb| jcb.in_flight.overlaps(&(0..u64::MAX), Some(Writer::Guest))).unwrap_or_default()
     }
 
     /// Whether a home write, the guest's or the host's, is on its way to storage.

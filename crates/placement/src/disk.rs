@@ -91,6 +91,22 @@ pub struct DiskSettings {
     pub write_log: Option<Arc<WriteLog>>,
 }
 
+/// What flushes of a disk's guest have to tell it of, as so many of each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Failures {
+    /// Flushes that have failed, whoever asked for them.
+    flushes: u64,
+    /// Ends of durability by age by a fault, where its guest had been told of commits as durable.
+    broken_promises: u64,
+}
+
+impl Failures {
+    /// Whether there is one that these are not.
+    pub(crate) fn has_more_than(self, told: Failures) -> bool {
+        self.flushes > told.flushes || self.broken_promises > told.broken_promises
+    }
+}
+
 /// Sentences that are kept of what is wrong with a disk.
 const FAULTS_MAX: usize = 4;
 
@@ -173,6 +189,9 @@ pub struct Disk {
     flushed: AtomicU64,
     /// Of how many failed flushes its guest was told.
     told_failures: AtomicU64,
+    /// How often durability by age ended by a fault, where its guest had been told of commits as durable, and of how many of these it was told.
+    broken_promises: AtomicU64,
+    told_promises: AtomicU64,
     /// How old what its guests committed may be, as it was said last.
     durable_within: Mutex<Option<Duration>>,
     clock: Clock,
@@ -213,6 +232,8 @@ impl Disk {
             written: AtomicU64::new(1),
             flushed: AtomicU64::new(0),
             told_failures: AtomicU64::new(0),
+            broken_promises: AtomicU64::new(0),
+            told_promises: AtomicU64::new(0),
             unheld: Mutex::default(),
             was_started: AtomicBool::new(false),
             is_in_use: AtomicBool::new(false),
@@ -349,9 +370,25 @@ impl Disk {
         self.told_failures.load(Ordering::Acquire)
     }
 
-    /// A flush of the guest is answered with an error, for so many failed ones.
-    pub(crate) fn tell_failures(&self, failed: u64) {
-        self.told_failures.fetch_max(failed, Ordering::AcqRel);
+    /// Durability by age has ended by a fault, and not by a flush that failed: its guest was told of commits as durable, and they are not any more.
+    pub(crate) fn note_broken_promise(&self) {
+        self.broken_promises.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// What its guest's flushes have to tell of.
+    pub(crate) fn failures(&self) -> Failures {
+        Failures { flushes: self.failed_flushes(), broken_promises: self.broken_promises.load(Ordering::Acquire) }
+    }
+
+    /// What they have told of.
+    pub(crate) fn told(&self) -> Failures {
+        Failures { flushes: self.told_failures(), broken_promises: self.told_promises.load(Ordering::Acquire) }
+    }
+
+    /// A flush of the guest is answered with an error, for these.
+    pub(crate) fn tell_failures(&self, failures: Failures) {
+        self.told_failures.fetch_max(failures.flushes, Ordering::AcqRel);
+        self.told_promises.fetch_max(failures.broken_promises, Ordering::AcqRel);
     }
 
     /// Another host has it: from now on its guest's writes fail, here and for good.

@@ -11,7 +11,7 @@ mod steps;
 mod tests;
 mod waiting;
 
-use crate::disk::DiskCounters;
+use crate::disk::{DiskCounters, Failures};
 use crate::journals::{Journals, TraceKind};
 use crate::keeper::{
     BlockContent, HomePart, HomeVerdict, Leaving, LogBlock, LogVerdict, OddVerdict, Side, Steps, SuperblockBlock, Task,
@@ -43,8 +43,8 @@ enum Errand {
     KeeperFlush(Arc<KeptLog>, Task, u64),
     /// A write that nothing of ours covers, and whether it may have changed the layout.
     Plain(bool),
-    /// The guest's flush, for this request, that covers so many writes; of so many failed flushes it had been told when it began.
-    Flush(RequestId, u64, u64),
+    /// The guest's flush, for this request, that covers so many writes; of these failures it had been told when it began.
+    Flush(RequestId, u64, Failures),
 }
 
 /// The route of one disk.
@@ -61,8 +61,8 @@ pub struct DiskRoute {
     behind: Vec<Waiting>,
     /// Logs whose keepers were given something in this pass: they hear of its end, even if they are gone by then.
     in_pass: Vec<Arc<KeptLog>>,
-    /// Flushes of the guest fail in this pass, for so many failed ones of whoever.
-    telling: Option<u64>,
+    /// Flushes of the guest fail in this pass, for these failures.
+    telling: Option<Failures>,
     /// The guest was told of all, and the tables do not say so yet.
     was_told: bool,
     /// Some disk's journals go to a server.
@@ -555,10 +555,10 @@ impl DiskRoute {
 
     fn make_durable(&mut self, request: &Request<'_>, plan: &mut Plan) {
         let disk = self.journals.disk(self.disk);
-        let (told, failed) = (disk.told_failures(), disk.failed_flushes());
-        if failed > told {
-            // One of ours has failed, and what it was to cover may be lost: storage says that once, to who asked. The guest hears it now;
-            // so do all its flushes of this pass, of which none was answered before the others.
+        let (told, failed) = (disk.told(), disk.failures());
+        if failed.has_more_than(told) {
+            // A flush of ours has failed, and what it was to cover may be lost: storage says that once, to who asked. Or what was durable is not any
+            // more. The guest hears it now; so do all its flushes of this pass, of which none was answered before the others.
             self.telling = Some(failed);
             plan.fail(request.id);
             return;
@@ -566,7 +566,7 @@ impl DiskRoute {
         if std::mem::take(&mut self.was_told) {
             // It has the answers by now: whoever goes on without this process has nothing to tell it.
             self.journals.note_doubts(self.disk, |doubt| doubt.is_untold = false);
-            if disk.failed_flushes() > told {
+            if disk.failures().has_more_than(told) {
                 self.journals.note_doubts(self.disk, |doubt| doubt.is_untold = true);
             }
         }
@@ -637,7 +637,7 @@ impl Route for DiskRoute {
                 self.journals.disk(self.disk).set_started();
                 // What was lost before was another guest's.
                 let disk = self.journals.disk(self.disk);
-                disk.tell_failures(disk.failed_flushes());
+                disk.tell_failures(disk.failures());
                 self.was_told = true;
             }
             Start::Resumed => self.journals.check_resumed(self.disk)?,
@@ -729,7 +729,7 @@ impl Route for DiskRoute {
                 }
                 // Its own failure, or that of one that went beside it. What ended since it began may be lost by that, too, so the next
                 // one hears of it as well.
-                let has_failed = self.journals.disk(self.disk).failed_flushes() > told;
+                let has_failed = self.journals.disk(self.disk).failures().has_more_than(told);
                 if has_failed {
                     plan.fail(request);
                 }

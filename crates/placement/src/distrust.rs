@@ -56,11 +56,12 @@ impl Journals {
         self.area.look_for_contradictions();
     }
 
-    /// Takes one away. False when that has to wait.
+    /// Takes one away. False when that has to wait. As with a hand-over storage is written under the log's own `recovering`.
     fn distrust(&self, index: LogIndex) -> io::Result<bool> {
-        let _one_at_a_time = self.scanning.lock().expect("no panic under this lock");
         let Some(log) = self.log(index) else { return Ok(true) };
         let Ok(_alone) = log.state.recovering.try_lock() else { return Ok(false) };
+        // It may have been recovered, or taken elsewhere, until a moment ago.
+        let Some(log) = self.log(index).filter(|log| log.is_held_open()) else { return Ok(true) };
         let Some(taking) = self.area.take_distrusted(log.id) else { return Ok(false) };
         self.put_in_place(&log, taking)?;
         log.end_emptying(None);
@@ -68,7 +69,7 @@ impl Journals {
     }
 
     /// Puts a log into its own place, block for block, where it stays open: its guest's own kernel replays it, or goes on with it. All that any
-    /// superblock of its guest's can say is there: none is kept from storage.
+    /// superblock of its guest's can say is there: none is kept from storage. The caller has the log's `recovering`, and not `scanning`.
     pub(crate) fn put_in_place(&self, log: &Arc<KeptLog>, taking: Taking<'_>) -> io::Result<()> {
         // Nobody may write the mark over the superblock that goes to storage now.
         let marked = log.take_mark();
@@ -85,7 +86,6 @@ impl Journals {
         self.put_taken(log, taking, None);
         // Changes of homes may have waited.
         log.home.wake.wake();
-        self.describe_or_complain();
         DiskCounters::add(&log.journal.counters.journal_bytes_to_storage, bytes);
         // Flushes were not passed on while it was held.
         log.home.set_dirty();

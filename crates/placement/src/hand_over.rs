@@ -1,6 +1,9 @@
 //! Changing where a journal lives while its guest runs. (Leaving NVM has steps of its own: [`crate::nvm`].)
 //!
-//! A held log is handed over to its own place on storage in one step, between two passes of the device that serves it: all that
+//! A held log comes to rest first: no home write of its guest's begins until none is under way, for as long as whoever wishes it elsewhere has
+//! patience ([`crate::keeper::Keeper::comes_to_rest`]). Then what is made durable by age ends, if it is.
+//!
+//! It is handed over to its own place on storage in one step, between two passes of the device that serves it: all that
 //! is committed goes home and is flushed; the blocks of the transaction that the guest is in the midst of are written to
 //! their own places, and flushed; then the superblock on storage says that the log begins with that transaction. From
 //! there on the guest's log writes go to storage as they are. Its own superblocks are kept from storage for as long as
@@ -54,6 +57,13 @@ impl Journals {
         }
         // A log that is being opened is still closed, and its keeper is about to have it.
         let _not_while_it_opens = log.state.opening.lock().expect("no panic under this lock");
+        // Who takes a held log elsewhere has its table, and does not look at where it is to live.
+        let nobody_takes_it = log.state.recovering.try_lock();
+        if nobody_takes_it.is_err() && log.is_held_open() && to.is_held() {
+            log.want(to);
+            self.describe_or_complain();
+            return Ok(Change::AtNextMount);
+        }
         let change = match (log.placement, to) {
             (Remote, Remote | Storage) if log.keeper.pause(to == Storage) => return Ok(Change::Done),
             (from, to) if from == to => Change::Done,
@@ -173,6 +183,8 @@ impl Journals {
             self.area.set_holding(log.id, holding);
         }
         self.put(log, placement, storage_from);
+        // Changes of homes may have waited for what was about to be done with it.
+        log.home.wake.wake();
         let is_held_anew = placement.is_held() && !log.placement.is_held();
         if let Err(error) = self.describe() {
             log::error!("writing down where journals live failed: {error}");
@@ -190,12 +202,16 @@ impl Journals {
         self.put_left(log, placement, storage_from);
     }
 
-    /// Ends the taking of a log that lies in its own place by now.
-    pub(crate) fn put_taken(&self, log: &KeptLog, taking: Taking<'_>, storage_from: Option<u32>) {
+    /// Ends the taking of a log that lies in its own place by now. The caller has its `recovering`, and not `scanning`, which is taken here: the log
+    /// is exchanged as it is now, whatever a scan has made of it since it was taken.
+    pub(crate) fn put_taken(&self, log: &Arc<KeptLog>, taking: Taking<'_>, storage_from: Option<u32>) {
+        let _one_at_a_time = self.scanning.lock().expect("no panic under this lock");
+        let log = self.log(log.index).unwrap_or_else(|| Arc::clone(log));
         // Before the area has the log locked: the thread of another disk may hold what this takes, and ask the area.
         log.keeper.leave();
         // At one moment: nobody takes the log for a held one that is closed.
-        taking.end(|| self.put_left(log, PlacementKind::Storage, storage_from));
+        taking.end(|| self.put_left(&log, PlacementKind::Storage, storage_from));
+        self.describe_or_complain();
     }
 
     fn put_left(&self, log: &KeptLog, placement: PlacementKind, storage_from: Option<u32>) {
@@ -218,19 +234,17 @@ impl Journals {
         }
     }
 
-    /// A log was closed, by its guest or since that is gone: if it was wished elsewhere meanwhile, it goes there with the next mount.
-    pub(crate) fn follow_wish(&self, log: &Log) {
+    /// A log was closed, by its guest or since that is gone: if it was wished elsewhere meanwhile, it goes there with the next mount. False where
+    /// that has to wait for home writes of the host's: its keeper says when they have ended ([`crate::keeper::Step::Closed`]).
+    pub(crate) fn follow_wish(&self, log: &Log) -> bool {
         if is_as_wished(log) {
-            return;
+            return true;
         }
         let _one_at_a_time = self.scanning.lock().expect("no panic under this lock");
-        if let Some(log) = self.log(log.index) {
-            self.follow_wish_now(&log);
-        }
+        self.log(log.index).is_none_or(|log| self.follow_wish_now(&log))
     }
 
-    /// The same, for who holds `scanning`. False where that has to wait for home writes of the host's: its keeper says when they have ended
-    /// ([`crate::keeper::Step::Closed`]).
+    /// The same, for who holds `scanning`.
     fn follow_wish_now(&self, log: &KeptLog) -> bool {
         // The thread of another disk may have its keeper open it at this moment.
         let _not_while_it_opens = log.state.opening.lock().expect("no panic under this lock");
@@ -247,21 +261,48 @@ impl Journals {
 
     /// Hands a held, open log over to its own place on storage. False when that has to wait for a write that is under way.
     /// Only the device with the log may call this, between two passes.
+    ///
+    /// Storage is read, written and flushed under the log's own `recovering`, and `scanning` is taken for the switch alone
+    /// ([`Journals::put_taken`]): a disk that does not answer holds up the thread that serves it, and none of the VM's others, which scan, and
+    /// describe logs and memory, meanwhile. That nothing happens to this log until then is argued at `Journals::scanning`.
     pub(crate) fn hand_over(&self, index: LogIndex) -> io::Result<bool> {
-        let _one_at_a_time = self.scanning.lock().expect("no panic under this lock");
-        let log = self.log(index).ok_or_else(|| io::Error::other("the log has gone"))?;
+        let has_gone = || io::Error::other("the log has gone");
+        let log = self.log(index).ok_or_else(has_gone)?;
         let Ok(_alone) = log.state.recovering.try_lock() else { return Ok(false) };
+        // It may have been recovered, or taken elsewhere, until a moment ago.
+        let log = self.log(index).ok_or_else(has_gone)?;
         if !log.is_held_open() {
-            // Closed since somebody wished it here: it is here before he is told so. One that is here already may be live: nothing changes.
-            return Ok(!log.placement.is_held() || self.follow_wish_now(&log));
+            // One that is here already may be live: nothing changes.
+            if !log.placement.is_held() {
+                return Ok(true);
+            }
+            // Nobody hands it over any more.
+            log.keeper.stay(&log, &mut Steps::default());
+            // Closed since somebody wished it here: it is here before he is told so.
+            return Ok(self.follow_wish(&log));
         }
+        let handed_over = self.hand_over_alone(&log);
+        if handed_over.is_err() {
+            // It is held as it was, and nothing waits for it any more.
+            log.keeper.stay(&log, &mut Steps::default());
+            log.home.wake.wake();
+        }
+        handed_over
+    }
+
+    /// The same of one that is held and open; the caller has its `recovering`.
+    fn hand_over_alone(&self, log: &Arc<KeptLog>) -> io::Result<bool> {
         if self.area.owed(log.id).materialise {
             return Err(io::Error::other(
                 "the journal has features that only the guest's own kernel can replay; it cannot be handed over while it is open",
             ));
         }
+        // Before what is made durable by age ends: that is in force for as long as the log cannot be taken.
+        if !log.keeper.comes_to_rest(log) {
+            return Ok(false);
+        }
         // What was made durable in the log's place is not the guest's log.
-        if !log.keeper.may_be_taken(&log) {
+        if !log.keeper.may_be_taken(log) {
             return Ok(false);
         }
         // A block that is on its way to its own place could be read there before it has arrived.
@@ -270,45 +311,35 @@ impl Journals {
         }
         if let Some(number) = self.area.next_sequence(log.id) {
             // Blocks of the transaction that has this number are about to lie in their own places beside the mark.
-            if let Err(error) = mark_ahead(&log, &self.area, number) {
-                log.keeper.stay(&log, &mut Steps::default());
-                log.home.wake.wake();
-                return Err(error);
-            }
+            mark_ahead(log, &self.area, number)?;
         }
         let Some(taking) = self.area.take_for_hand_over(log.id) else { return Ok(false) };
         if self.area.is_past_unknown(log.id) {
             // A block of which nobody knows whether its version here is the newer one: as on any disk both stay, one at home, one in the log.
-            if let Err(error) = self.put_in_place(&log, taking) {
-                log.keeper.stay(&log, &mut Steps::default());
-                return Err(error);
-            }
-            self.say_handed_over(&log);
+            self.put_in_place(log, taking)?;
+            self.say_handed_over(log);
             log.end_emptying(None);
             return Ok(true);
         }
         // Nobody counts on in it while storage is about to say something else.
         let marked = log.take_mark();
-        let bytes = match self.bring_to_storage(&log, &taking, marked.as_ref()) {
+        let bytes = match self.bring_to_storage(log, &taking, marked.as_ref()) {
             Ok(bytes) => bytes,
             Err(error) => {
                 // It is held as it was.
                 drop(taking);
                 log.put_mark_back(marked);
-                log.keeper.stay(&log, &mut Steps::default());
-                log.home.wake.wake();
                 return Err(error);
             }
         };
         let from = taking.cursor().sequence;
-        self.put_taken(&log, taking, Some(from));
-        self.describe_or_complain();
+        self.put_taken(log, taking, Some(from));
         // Changes of homes may have waited.
         log.home.wake.wake();
         DiskCounters::add(&log.journal.counters.journal_bytes_to_storage, bytes);
         log.home.set_dirty();
         log.journal.set_dirty();
-        self.say_handed_over(&log);
+        self.say_handed_over(log);
         log.end_emptying(None);
         Ok(true)
     }

@@ -100,6 +100,20 @@ pub struct Journals {
     passed_on: Vec<Mutex<Vec<PassedOn>>>,
     logs: RwLock<Logs>,
     /// One scan at a time: a scan looks at all disks. Whoever puts a log in the place of another holds it, too.
+    ///
+    /// A scan reads storage under it. While guests run, nobody writes a log to storage under it: a disk that does not answer would hold up the threads
+    /// of all others. Who does that (a hand-over, a log that is distrusted, a recovery) has that log's `recovering`, and takes this for the switch,
+    /// in that order; who has this only tries `recovering`. What counts on the log until the switch, and why it may:
+    ///
+    /// * It stays open: its guest closes it in the thread that hands it over, and otherwise a recovery does, which has `recovering`.
+    /// * It is not forgotten: a scan that does not find it tries `recovering`, and leaves it to the next scan.
+    /// * Nobody else changes who holds it, or the note of a hand-over in its table: [`Journals::change_placement`] tries `recovering`.
+    /// * A scan may find that its file system has grown, and exchanges the log for one that says so. Who has taken it goes by what it was then, as one
+    ///   would that began just before the scan; who switches asks for the log as it is by now ([`Journals::put_taken`]).
+    /// * A scan may read homes in the midst of being written, as it may while the guest writes them: a log that is open and was not found is kept
+    ///   where it is.
+    /// * Descriptions say that it is held, and which files of memory there are. So it is until the switch: what it has in the guest's pages stays there
+    ///   as long as it is taken, and a process that follows sees in the table and on storage how far it has come (`crate::found`, `crate::resume`).
     pub(crate) scanning: Mutex<u64>,
     scan_soon: Vec<AtomicBool>,
     /// Guest pages that the description knows the files of.
@@ -1153,10 +1167,13 @@ impl Journals {
         if !log.keeper.is_written_past(log)? {
             return Ok(false);
         }
-        let _one_at_a_time = self.scanning.lock().expect("no panic under this lock");
         if log.keeper.puts_in_place(log)? {
-            self.put(log, PlacementKind::Storage, None);
-            self.describe_or_complain();
+            {
+                let _one_at_a_time = self.scanning.lock().expect("no panic under this lock");
+                let now = self.log(log.index).unwrap_or_else(|| Arc::clone(log));
+                self.put(&now, PlacementKind::Storage, None);
+                self.describe_or_complain();
+            }
             log.home.set_dirty();
             log.journal.set_dirty();
         } else {

@@ -524,6 +524,12 @@ pub(crate) trait Keeper: std::fmt::Debug + Send + Sync {
         Ok(false)
     }
 
+    /// Somebody hands the log over to storage, and asks until it is quiet: from the first time on changes of homes wait, until it was handed over or
+    /// [`Keeper::stay`]. Says whether none of the guest's is under way. What else [`Keeper::may_be_taken`] ends has not ended until then.
+    fn comes_to_rest(&self, _log: &Log) -> bool {
+        true
+    }
+
     /// Somebody is about to take the log elsewhere. Says whether storage has nothing live of it that is not the guest's own writing;
     /// otherwise that comes to be soon, and who takes it has to ask again.
     fn may_be_taken(&self, _log: &Log) -> bool {

@@ -14,6 +14,8 @@ mod followed;
 mod gone;
 #[path = "aged/large.rs"]
 mod large;
+#[path = "aged/leaving.rs"]
+mod leaving;
 #[path = "aged/loud.rs"]
 mod loud;
 #[path = "aged/placed.rs"]

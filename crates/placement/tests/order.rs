@@ -15,6 +15,8 @@ use std::process::Command;
 use std::sync::Arc;
 use write_log::simulated_flushes;
 
+#[path = "order/hand_over.rs"]
+mod hand_over;
 #[path = "order/journal_device.rs"]
 mod journal_device;
 #[path = "order/starved.rs"]

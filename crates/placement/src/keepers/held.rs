@@ -334,7 +334,7 @@ impl Keeper for Held {
             let inner = self.inner();
             (inner.host_in_flight, inner.host_failed)
         };
-        if !log.is_open() || host_failed || !self.may_write_home() {
+        if !log.is_open() || host_failed || !self.may_write_home() || self.is_coming_to_rest() {
             return;
         }
         let is_emptying = log.is_emptying();
@@ -382,6 +382,10 @@ impl Keeper for Held {
 
     fn has_own_in_flight(&self) -> bool {
         self.has_operations()
+    }
+
+    fn comes_to_rest(&self, log: &Log) -> bool {
+        self.aged_comes_to_rest(log)
     }
 
     fn may_be_taken(&self, log: &Log) -> bool {

@@ -274,6 +274,57 @@ fn a_commit_beside_a_fault_is_held() {
     assert_eq!((is_aged(&rig), rig.held), (false, 0), "storage says that it is only held");
 }
 
+/// Whether a flush of the guest fails.
+fn is_flush_told(rig: &mut Rig) -> bool {
+    rig.request(RequestKind::Flush, 0, &[]);
+    rig.settle();
+    let flush = RequestId(rig.next);
+    rig.told.iter().any(|(request, status)| *request == flush && *status == Status::IoError)
+}
+
+/// Storage fails a write of amberlog's own while no commit waits. With no age what was answered as durable is not any more when that ends: the guest's next
+/// flush says so, once, whichever worker answers it. Behind an age no flush says anything of commits.
+#[test]
+fn a_fault_with_no_age_is_told_to_the_next_flush() {
+    for (within, is_followed) in [(Duration::ZERO, false), (Duration::ZERO, true), (AGE, false), (AGE, true)] {
+        let mut rig = Rig::new(Some(within));
+        rig.open();
+        rig.commit();
+        rig.settle();
+        rig.pass(1500);
+        rig.write_homes();
+        rig.settle();
+        rig.gives_up();
+        // The tail moves, which storage is to say.
+        rig.superblock_begins(rig.builder.position, rig.builder.sequence);
+        assert!(!rig.waiting.is_empty() && is_aged(&rig));
+        rig.fails = true;
+        rig.settle();
+        rig.fails = false;
+        rig.pass(1);
+        assert!(!is_aged(&rig), "{within:?}: it is only held");
+        if is_followed {
+            rig.follow(Some(within)).expect("another one goes on");
+        }
+        let told = [is_flush_told(&mut rig), is_flush_told(&mut rig)];
+        assert_eq!(told, [within.is_zero(), false], "{within:?}, followed: {is_followed}");
+    }
+}
+
+/// A guest that writes something else over a journal that it has open, as who makes another file system there, has no use for what was promised before.
+#[test]
+fn nor_does_a_flush_fail_where_the_guest_has_ended_its_log_itself() {
+    let mut rig = Rig::new(Some(Duration::ZERO));
+    rig.open();
+    rig.commit();
+    rig.settle();
+    rig.request(RequestKind::Write, rig.log_at[0], &content(9));
+    rig.settle();
+    rig.pass(1);
+    assert!(rig.journals.logs().iter().all(|log| !log.is_open()), "it has no journal any more");
+    assert!(!is_flush_told(&mut rig));
+}
+
 /// A bitmap that cannot be read once: what the transaction has changed in it is not known from then on.
 #[test]
 fn a_bitmap_that_could_not_be_read_is_not_known_any_more() {

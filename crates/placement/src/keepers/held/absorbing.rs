@@ -31,7 +31,7 @@
 //! Lock order: its own lock comes last, and nothing is called under it.
 
 use super::holder::{HOST_WRITES_MAX, Held};
-use super::waiting::Bar;
+use super::waiting::{AskedFor, Bar};
 use crate::keeper::{HomeChange, HomeRead, HomeVerdict, Side, Step, Steps, SuperblockBlock};
 use crate::log::Log;
 use block_route::{RequestId, RequestKind, Status};
@@ -135,12 +135,28 @@ impl Held {
         } else if self.first_asked(key).is_none()
             && let Some(next) = self.area.next_sequence(self.id)
         {
-            self.absorbing().asked.insert(key, next.wrapping_sub(1));
+            let (first, blocks) = (next.wrapping_sub(1), change.blocks.clone());
+            self.absorbing().asked.insert(key, AskedFor { first, blocks, is_again: change.is_again });
             // Who goes on without this process is asked again, and has to know that it is newer than what there is now.
             if !change.is_again {
                 self.area.home_write_asked(self.id, &change.blocks, &change.whole);
             }
         }
+    }
+
+    /// Whether a version of these blocks was committed after this transaction.
+    pub(super) fn is_overtaken(&self, blocks: &Range<u64>, first_asked: u32) -> bool {
+        let newest = self.area.newest_versions(self.id, blocks);
+        newest.into_iter().any(|(_, transaction, ..)| sequence::is_after(transaction, first_asked))
+    }
+
+    /// Whether a change of homes waits that may be older than what was committed there since: it has to land before that is brought home and let go
+    /// of, as by a hand-over.
+    pub(super) fn has_overtaken(&self) -> bool {
+        let Some(next) = self.area.next_sequence(self.id) else { return false };
+        let is_of_now = |asked: &&AskedFor| !asked.is_again && asked.first == next.wrapping_sub(1);
+        let asked: Vec<AskedFor> = self.absorbing().asked.values().filter(|asked| !is_of_now(asked)).cloned().collect();
+        asked.iter().any(|asked| asked.is_again || self.is_overtaken(&asked.blocks, asked.first))
     }
 
     /// A write of the host's has ended.

@@ -75,7 +75,7 @@ impl Held {
 
     /// The last transaction that was committed when a change that had to wait was asked first.
     pub(super) fn first_asked(&self, key: (RequestId, u64)) -> Option<u32> {
-        self.absorbing().asked.get(&key).copied()
+        self.absorbing().asked.get(&key).map(|asked| asked.first)
     }
 
     /// Who waits would wait for ever.

@@ -22,6 +22,17 @@ pub(super) enum Bar {
     All,
 }
 
+/// A change of homes that waits.
+#[derive(Clone, Debug)]
+pub(super) struct AskedFor {
+    /// The last transaction that was committed when it was asked for first.
+    pub(super) first: u32,
+    /// Every block that it touches.
+    pub(super) blocks: Range<u64>,
+    /// It was asked for before, of another process, and nobody knows when.
+    pub(super) is_again: bool,
+}
+
 /// What waits for absorbed blocks to be home.
 #[derive(Debug, Default)]
 pub(super) struct Absorbing {
@@ -32,8 +43,8 @@ pub(super) struct Absorbing {
     /// Blocks that the guest is about to change.
     pub(super) wanted: Vec<Range<u64>>,
     pub(super) bar: Bar,
-    /// Changes of homes that wait, for whatever reason, and the last transaction that was committed when each was asked first.
-    pub(super) asked: HashMap<(RequestId, u64), u32>,
+    /// Changes of homes that wait, for whatever reason.
+    pub(super) asked: HashMap<(RequestId, u64), AskedFor>,
     /// When it is looked again.
     pub(super) due: Duration,
     /// Since when the host's writes fail.

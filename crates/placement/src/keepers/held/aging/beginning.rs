@@ -68,6 +68,7 @@ impl Held {
             log.is_open()
                 && state.aging.is_none()
                 && !state.is_leaving
+                && !state.is_coming_to_rest
                 && !state.is_gone
                 && !state.is_unmarked
                 && state.why_not.is_none()

@@ -205,6 +205,30 @@ impl Held {
         Some(aging)
     }
 
+    /// Somebody hands the log over to storage, and asks until no home write of the guest's is under way. From the first time on none begins, since a
+    /// guest that writes without a pause would leave no such moment; nor does the host write anything home for want of memory. Durability by age
+    /// goes on: it ends when the log can be taken soon, and has not ended where somebody gives up before that.
+    ///
+    /// Nothing that a hand-over waits for waits for a write that is held back so: what is on its way ends by itself, what is absorbed the host writes home,
+    /// and the machine of durability by age waits for no write but those that it was told of, which go ([`Held::rests`]). Commits may wait until the guest
+    /// has written home what makes room for them, and a hand-over does not wait for commits.
+    pub(in crate::keepers::held) fn aged_comes_to_rest(&self, log: &Log) -> bool {
+        self.state().is_coming_to_rest = true;
+        if self.area.has_guest_writes_in_flight(self.id) {
+            return false;
+        }
+        if self.has_overtaken() {
+            // They are asked about once more, and go.
+            log.home.wake.wake();
+            return false;
+        }
+        true
+    }
+
+    pub(in crate::keepers::held) fn is_coming_to_rest(&self) -> bool {
+        self.state().is_coming_to_rest
+    }
+
     /// Somebody is about to take the log elsewhere.
     pub(in crate::keepers::held) fn aged_may_be_taken(&self, log: &Log) -> bool {
         let mut state = self.state();
@@ -219,7 +243,10 @@ impl Held {
 
     /// It stays here after all.
     pub(in crate::keepers::held) fn aged_stays(&self, log: &Log) {
-        self.state().is_leaving = false;
+        {
+            let mut state = self.state();
+            (state.is_leaving, state.is_coming_to_rest) = (false, false);
+        }
         log.home.wake.wake();
     }
 

@@ -3,7 +3,7 @@
 use super::super::holder::Held;
 use super::super::watched;
 use super::machine::host_write;
-use super::state::{Aging, Asked, Cause, Ending};
+use super::state::{Aging, Asked, Cause, Ending, State};
 use crate::keeper::{HomeChange, HomeVerdict, Side, Step, Steps};
 use crate::log::Log;
 use block_route::{RequestId, RequestKind};
@@ -21,7 +21,7 @@ impl Held {
         steps: &mut Steps,
     ) -> bool {
         let mut state = self.state();
-        if state.is_engaging || state.is_leaving {
+        if state.is_engaging || state.is_leaving || state.is_coming_to_rest {
             return false;
         }
         let Some(aging) = state.aging.as_mut().filter(|aging| aging.ending.is_none()) else { return false };
@@ -70,6 +70,11 @@ impl Held {
     ) -> io::Result<HomeVerdict> {
         let mut state = self.state();
         if state.keeps_homes() && log.is_open() {
+            return Ok(HomeVerdict::Wait);
+        }
+        if state.is_coming_to_rest && log.is_open() && self.rests(&state, change) {
+            // Before the lock is given back: whoever hands the log over knows of all that waits.
+            self.note_asked(change, true);
             return Ok(HomeVerdict::Wait);
         }
         if let Some(aging) = &mut state.aging
@@ -168,6 +173,15 @@ impl Held {
         }
         self.end_if_drained(log, &mut state, steps);
         verdict
+    }
+
+    /// Whether a change of homes waits until the log was handed over. One that durability by age was told of goes when that lets it. So does one
+    /// that was asked for before a version of its blocks was committed: the hand-over brings that home, and it must not land on it.
+    pub(super) fn rests(&self, state: &State, change: &HomeChange<'_>) -> bool {
+        let key = (change.request, change.range.start);
+        let is_told = |aging: &Aging| aging.ending.is_none() && aging.guests.contains_key(&key);
+        let is_overtaken = || self.first_asked(key).is_some_and(|first| self.is_overtaken(&change.blocks, first));
+        !(state.aging.as_ref().is_some_and(is_told) || change.is_again || is_overtaken())
     }
 
     pub(super) fn home_begins_unaged(&self, log: &Log, change: &HomeChange<'_>) -> io::Result<HomeVerdict> {

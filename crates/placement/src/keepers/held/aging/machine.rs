@@ -160,7 +160,10 @@ impl Aging {
                 }
                 Do::Go(id) => self.go(log, id, steps),
                 Do::Answer { answer, is_good } => self.answered(answer, is_good, steps),
-                Do::Failed(why) => self.fault(held, why),
+                Do::Failed(why) => {
+                    self.takes_back(held, log);
+                    self.fault(held, why);
+                }
             }
         }
     }
@@ -249,6 +252,17 @@ impl Aging {
             Some(Asked::Superblock { request, content, .. }) => self.later.push((request, content)),
             Some(Asked::Nobody) | None => {}
         }
+    }
+
+    /// It is about to end, and not by the guest's doing. With no age its guest was told of commits as durable, which they are not from the end on: its
+    /// next flush fails, as behind a flush that has failed, of which it is told anyway.
+    fn takes_back(&mut self, held: &Held, log: &Log) {
+        if self.ending.is_some() || self.promises_held(false) || log.home.failed_flushes() != self.failed_flushes {
+            return;
+        }
+        // First of all: who goes on without this process has to tell what this one has not come to.
+        held.area.note_doubt(held.id, |doubt| (doubt.is_doubted, doubt.is_untold) = (true, true));
+        log.home.note_broken_promise();
     }
 
     /// It ends until the log is opened anew.

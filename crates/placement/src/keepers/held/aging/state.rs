@@ -25,6 +25,8 @@ pub(crate) struct State {
     pub(super) is_engaging: bool,
     /// Somebody takes the log elsewhere.
     pub(super) is_leaving: bool,
+    /// It is to be handed over, and waits until no home write of the guest's is under way: none begins, but for those that have to be home before.
+    pub(super) is_coming_to_rest: bool,
     /// Its file system has gone from the disk: nothing of ours begins any more.
     pub(super) is_gone: bool,
     /// The first number that no compound of this opening has.
