@@ -24,8 +24,8 @@ pub(super) struct InForce {
     has_undurable: bool,
     /// Why it is not as asked.
     reason: Option<String>,
-    /// The reason is that the journal is on storage, where the guest itself makes it durable.
-    is_on_storage: bool,
+    /// A journal is held. One that is on storage its guest itself makes durable.
+    is_held: bool,
 }
 
 impl From<&DiskReport> for InForce {
@@ -35,7 +35,7 @@ impl From<&DiskReport> for InForce {
             within_s: durability.within_s,
             has_undurable: durability.oldest_undurable_s.is_some(),
             reason: durability.reason.clone(),
-            is_on_storage: durability.reason.is_some() && durability.reason == disk.placement_reason,
+            is_held: durability.is_held,
         }
     }
 }
@@ -60,7 +60,8 @@ impl InForce {
             // Its bitmaps are not understood, and every commit is durable at once.
             (Some(asked), Some(within)) if within < asked && self.reason.is_some() => Stand::AsAsked,
             (Some(asked), Some(within)) => Stand::Other { falls_short: within > asked },
-            (Some(_), None) if self.reason.is_none() || self.is_on_storage => Stand::NotInUse,
+            (Some(_), None) if !self.is_held => Stand::NotInUse,
+            // Whether or not somebody knows why.
             (Some(_), None) => Stand::Other { falls_short: true },
         }
     }
@@ -132,7 +133,7 @@ mod tests {
     use super::*;
 
     fn in_force(within_s: Option<u64>, reason: Option<&str>) -> InForce {
-        InForce { within_s, reason: reason.map(str::to_owned), ..InForce::default() }
+        InForce { within_s, reason: reason.map(str::to_owned), is_held: true, ..InForce::default() }
     }
 
     fn seconds(seconds: u64) -> Option<Duration> {
@@ -142,19 +143,23 @@ mod tests {
     #[test]
     fn what_promises_less_than_was_asked_for_falls_short() {
         let other = |falls_short| Stand::Other { falls_short };
-        let on_storage = InForce { is_on_storage: true, ..in_force(None, Some("it was brought")) };
-        let ends = InForce { has_undurable: true, ..InForce::default() };
+        let on_storage = InForce { is_held: false, ..in_force(None, Some("it was brought")) };
+        let unmounted = InForce { is_held: false, ..in_force(None, None) };
+        let ends = InForce { has_undurable: true, ..in_force(None, None) };
         for (asked, in_force, stand) in [
             (None, in_force(None, None), Stand::AsAsked),
+            (None, unmounted.clone(), Stand::AsAsked),
             (None, in_force(None, Some("storage has failed")), Stand::AsAsked),
             (None, in_force(Some(5), None), other(false)),
-            (None, ends, other(false)),
+            (None, ends.clone(), other(false)),
             (seconds(5), in_force(Some(5), None), Stand::AsAsked),
             (seconds(5), in_force(Some(0), Some("its bitmaps are not understood")), Stand::AsAsked),
             (seconds(5), in_force(Some(0), None), other(false)),
             (seconds(0), in_force(Some(5), None), other(true)),
             (seconds(5), in_force(None, Some("not yet")), other(true)),
-            (seconds(5), in_force(None, None), Stand::NotInUse),
+            (seconds(0), ends, other(true)),
+            (seconds(5), in_force(None, None), other(true)),
+            (seconds(5), unmounted, Stand::NotInUse),
             (seconds(5), on_storage, Stand::NotInUse),
         ] {
             assert_eq!(in_force.stand(asked), stand, "{asked:?}: {in_force:?}");
@@ -174,7 +179,7 @@ mod tests {
     fn a_change_is_done_when_it_is_in_force() {
         let long = Duration::from_secs(600);
         assert_eq!(waited(3, long, in_force(Some(0), None)).expect("it comes"), "done");
-        assert_eq!(waited(3, long, in_force(None, None)).expect("it was unmounted"), "from the next mount on");
+        assert_eq!(waited(3, long, InForce::default()).expect("it was unmounted"), "from the next mount on");
         let late = |then: InForce| format!("{:#}", waited(0, Duration::ZERO, then).expect_err("it does not come"));
         let said = late(in_force(Some(5), None));
         assert!(

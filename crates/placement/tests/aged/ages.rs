@@ -32,6 +32,46 @@ fn no_age_is_in_force_when_all_that_an_age_allowed_is_durable() {
     assert!(rig.judge() > 5);
 }
 
+/// A journal is held, it is promised nothing, and said why.
+#[track_caller]
+fn expect_missing(rig: &Rig, why: &str) {
+    let durability = rig.journals.report("vm").disks.remove(0).durability.expect("it is asked for");
+    assert!(durability.is_held && durability.within_s.is_none(), "{durability:?}");
+    assert!(durability.reason.as_ref().is_some_and(|reason| reason.contains(why)), "{durability:?}");
+}
+
+/// Somebody takes a log elsewhere: until it is there it is held, and nothing is in force.
+#[test]
+fn a_journal_on_its_way_is_held_without_its_promise() {
+    let mut rig = Rig::new(Some(AGE));
+    let is_held = |rig: &Rig| rig.journals.report("vm").disks.remove(0).durability.is_some_and(|all| all.is_held);
+    assert!(!is_held(&rig), "nothing is mounted");
+    rig.open();
+    rig.commit();
+    rig.settle();
+    assert!(is_held(&rig) && rig.within_s().is_some());
+    let index = rig.journals.logs()[0].index();
+    let change = rig.journals.change_placement(index, PlacementKind::Storage).expect("possible");
+    assert_eq!(change, Change::HandOver);
+    let mut plan = Plan::default();
+    assert!(!rig.route.hand_over(index, &mut plan).expect("asked"), "durability ends first");
+    rig.plan(plan);
+    rig.wake(0);
+    rig.settle();
+    rig.wake(0);
+    assert!(!is_aged(&rig), "it has ended");
+    expect_missing(&rig, "on its way to storage");
+    let is_done = (0..9).any(|_| {
+        let mut plan = Plan::default();
+        let is_done = rig.route.hand_over(index, &mut plan).expect("asked");
+        rig.plan(plan);
+        rig.pass(1);
+        is_done
+    });
+    assert!(is_done, "it is handed over");
+    assert!(!is_held(&rig), "its guest makes it durable itself");
+}
+
 /// A flush that waits for what no age does not allow waits for nothing when an age is wished again.
 #[test]
 fn a_flush_does_not_wait_for_an_age_that_comes_later() {
@@ -68,10 +108,13 @@ fn who_follows_a_change_to_no_age_owes_what_the_age_allowed() {
         (rig.waiting, rig.held) = (Vec::new(), 0);
         rig.follow(Some(Duration::ZERO)).expect("it goes on");
         assert_ne!(rig.within_s(), Some(0), "it is not in force yet");
+        expect_missing(&rig, "not yet");
         rig.request(RequestKind::Flush, 0, &[]);
         let flush = RequestId(rig.next);
         let is_told = |rig: &Rig| rig.told.iter().any(|(request, _)| *request == flush);
         rig.wake(0);
+        // As long as storage takes for the first compound.
+        expect_missing(&rig, "not yet");
         while !(is_told(&rig) && rig.within_s() == Some(0)) {
             assert!(rig.compounds() > 0 || !is_told(&rig) && rig.within_s() != Some(0), "nothing is durable yet");
             assert!(!rig.waiting.is_empty(), "it hangs");
