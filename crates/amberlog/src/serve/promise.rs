@@ -4,7 +4,9 @@
 //! reason that the journal's keeper gives.
 
 use placement::{DiskReport, Journals, VmReport};
+use std::io;
 use std::sync::Mutex;
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 /// It is as it was asked for.
@@ -128,6 +130,26 @@ impl Shortfalls {
     }
 }
 
+/// Looks now and then, on a thread of its own, until it is dropped. A look waits for whoever writes to storage with a journal's lock in hand, for
+/// hours where storage hangs; who waits for a VMM to end does not wait for that, and drops this without waiting either.
+pub(super) struct Watch {
+    _until_dropped: Sender<()>,
+}
+
+impl Watch {
+    /// # Errors
+    /// When there can be no thread.
+    pub(super) fn begin(every: Duration, mut look: impl FnMut() + Send + 'static) -> io::Result<Self> {
+        let (sender, dropped) = channel();
+        log_context::spawn(std::thread::Builder::new().name("promises".to_owned()), move || {
+            while dropped.recv_timeout(every) == Err(RecvTimeoutError::Timeout) {
+                look();
+            }
+        })?;
+        Ok(Watch { _until_dropped: sender })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -204,5 +226,27 @@ mod tests {
         assert_eq!(at(70, [true, true]), [Some(0), Some(70)]);
         assert_eq!(at(80, [true, false]), [Some(10), None]);
         assert_eq!(at(90, [true, true]), [Some(20), Some(0)]);
+    }
+
+    /// As where storage hangs.
+    #[test]
+    fn nobody_waits_for_a_look_at_promises() {
+        let long = Duration::from_secs(20);
+        let (looks, looked) = channel();
+        let (storage, answers) = channel::<()>();
+        let watch = Watch::begin(PAUSE, move || {
+            let _ = looks.send(());
+            let _ = answers.recv();
+        });
+        let watch = watch.expect("a thread");
+        looked.recv_timeout(long).expect("it looks");
+        let (ends, ended) = channel();
+        std::thread::spawn(move || {
+            drop(watch);
+            ends.send(()).expect("somebody listens");
+        });
+        ended.recv_timeout(long).expect("it is dropped while a look hangs");
+        drop(storage);
+        assert_eq!(looked.recv_timeout(long), Err(RecvTimeoutError::Disconnected), "it was the last look");
     }
 }

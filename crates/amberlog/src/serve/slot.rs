@@ -9,7 +9,7 @@ use super::left::{self, Left};
 use super::live::Live;
 use super::moving::move_log;
 use super::power;
-use super::promise::{self, DONE, Shortfalls};
+use super::promise::{self, DONE, Shortfalls, Watch};
 use super::snapshot::Wish;
 use crate::raw::KnownRaw;
 use crate::vm::change::{self, DURABLE_WITHIN, THROTTLE};
@@ -591,8 +591,7 @@ impl Slot {
             shortfalls: Arc::new(Shortfalls::default()),
         };
         let begun = Instant::now();
-        let mut looked = begun;
-        let shortfalls = Arc::clone(&live.shortfalls);
+        let _watch = self.watch_promises(&live);
         let mut inner = self.lock();
         inner.live = Some(live);
         inner.enter(State::Waiting);
@@ -663,15 +662,20 @@ impl Slot {
                 Wanted::Serve(wanted) if **wanted != *config && is_nobodys() => return End::Finish,
                 _ => {}
             }
-            if looked.elapsed() >= SHORTFALLS_EVERY {
-                // Who asks for its status does not wait for that.
-                drop(inner);
-                shortfalls.look(&vm.journals, &vm.journals.report(&self.name));
-                looked = Instant::now();
-                inner = self.lock();
-            }
             inner = self.changed.wait_timeout(inner, INTERVAL).expect("no panic under this lock").0;
         }
+    }
+
+    /// Has it be seen, while nobody asks, whether what `durable-within` asks for is in force.
+    fn watch_promises(&self, live: &Live) -> Option<Watch> {
+        let (name, journals) = (self.name.clone(), Arc::downgrade(&live.journals));
+        let shortfalls = Arc::clone(&live.shortfalls);
+        let watch = Watch::begin(SHORTFALLS_EVERY, move || {
+            if let Some(journals) = journals.upgrade() {
+                shortfalls.look(&journals, &journals.report(&name));
+            }
+        });
+        watch.inspect_err(|error| log::warn!("no thread that looks whether durable-within is in force: {error}")).ok()
     }
 
     /// Its entry in `status`.
