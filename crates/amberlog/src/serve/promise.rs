@@ -14,8 +14,8 @@ pub const DONE: &str = "done";
 /// It is when its file system is mounted again.
 pub const AT_NEXT_MOUNT: &str = "from the next mount on";
 
-/// How often it is looked at while somebody waits.
-const PAUSE: Duration = Duration::from_millis(10);
+/// How often it is looked at while somebody waits, perhaps for hours.
+const PAUSE: Duration = Duration::from_millis(100);
 
 /// What is in force on a disk.
 #[derive(Clone, Debug, Default, PartialEq)]

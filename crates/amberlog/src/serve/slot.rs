@@ -4,6 +4,7 @@
 //! A change of its configuration takes effect when no VMM is connected: a guest never notices one. Failure story: what cannot
 //! be prepared or finished is logged once, shown, and tried again every few seconds; what is owed stays in tmpfs until then.
 
+use super::asked::has_gone;
 use super::config::{Config, DiskChanges, VmConfig};
 use super::left::{self, Left};
 use super::live::Live;
@@ -24,6 +25,7 @@ use serde_json::{Value, json};
 use std::fs::File;
 use std::io::{Read, Seek, Write};
 use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -1016,17 +1018,19 @@ impl Slot {
     /// `deadline`.
     ///
     /// # Errors
-    /// When it takes longer, another one is asked for meanwhile, or the VMM ends.
+    /// When it takes longer, another one is asked for meanwhile, the VMM ends, or the `asker` has gone.
     pub fn wait_durable_within(
         &self,
         disk: &str,
         within: Option<Duration>,
         (patience, deadline): (Duration, Instant),
+        asker: &UnixStream,
     ) -> anyhow::Result<&'static str> {
         let _entered = self.enter();
         let live = self.live()?;
         let index = self.disk_index(&live.journals, disk)?;
         promise::wait(disk, within, (patience, deadline), || {
+            anyhow::ensure!(!has_gone(asker), "disk {disk}: nobody waits for its durable-within any more");
             self.check_still_served(&self.lock(), &live.journals)?;
             anyhow::ensure!(
                 live.journals.disk(index).durable_within() == within,
