@@ -22,8 +22,8 @@ const PAUSE: Duration = Duration::from_millis(100);
 pub(super) struct InForce {
     /// How old what is committed may be before it is durable, in seconds.
     within_s: Option<u64>,
-    /// Something is committed and not durable.
-    has_undurable: bool,
+    /// Something has begun, and not ended.
+    has_begun: bool,
     /// Why it is not as asked.
     reason: Option<String>,
     /// A journal is held. One that is on storage its guest itself makes durable.
@@ -35,7 +35,7 @@ impl From<&DiskReport> for InForce {
         let Some(durability) = &disk.durability else { return InForce::default() };
         InForce {
             within_s: durability.within_s,
-            has_undurable: durability.oldest_undurable_s.is_some(),
+            has_begun: durability.has_begun,
             reason: durability.reason.clone(),
             is_held: durability.is_held,
         }
@@ -56,7 +56,7 @@ enum Stand {
 impl InForce {
     fn stand(&self, asked: Option<Duration>) -> Stand {
         match (asked.map(|asked| asked.as_secs()), self.within_s) {
-            (None, None) if !self.has_undurable => Stand::AsAsked,
+            (None, None) if !self.has_begun => Stand::AsAsked,
             (None, _) => Stand::Other { falls_short: false },
             (Some(asked), Some(within)) if within == asked => Stand::AsAsked,
             // Its bitmaps are not understood, and every commit is durable at once.
@@ -167,12 +167,13 @@ mod tests {
         let other = |falls_short| Stand::Other { falls_short };
         let on_storage = InForce { is_held: false, ..in_force(None, Some("it was brought")) };
         let unmounted = InForce { is_held: false, ..in_force(None, None) };
-        let ends = InForce { has_undurable: true, ..in_force(None, None) };
+        let ends = InForce { has_begun: true, ..in_force(None, None) };
+        let age = InForce { has_begun: true, ..in_force(Some(5), None) };
         for (asked, in_force, stand) in [
             (None, in_force(None, None), Stand::AsAsked),
             (None, unmounted.clone(), Stand::AsAsked),
             (None, in_force(None, Some("storage has failed")), Stand::AsAsked),
-            (None, in_force(Some(5), None), other(false)),
+            (None, age, other(false)),
             (None, ends.clone(), other(false)),
             (seconds(5), in_force(Some(5), None), Stand::AsAsked),
             (seconds(5), in_force(Some(0), Some("its bitmaps are not understood")), Stand::AsAsked),

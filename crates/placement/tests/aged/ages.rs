@@ -72,6 +72,30 @@ fn a_journal_on_its_way_is_held_without_its_promise() {
     assert!(!is_held(&rig), "its guest makes it durable itself");
 }
 
+/// It is wished away, and has not ended before storage has the error mark, though nothing is waited for any more.
+#[test]
+fn what_is_wished_away_is_over_when_storage_says_so() {
+    let mut rig = Rig::new(Some(AGE));
+    rig.gives_up();
+    rig.open();
+    rig.commit();
+    rig.settle();
+    rig.wake(1500);
+    assert!(!rig.waiting.is_empty(), "it is made durable");
+    let durability = |rig: &Rig| rig.journals.report("vm").disks.remove(0).durability.expect("it is held");
+    assert!(durability(&rig).has_begun);
+    rig.journals.set_durable_within(0, None).expect("possible");
+    rig.wake(0);
+    assert!(is_aged(&rig), "what was sent has not ended");
+    while !rig.waiting.is_empty() {
+        let said = durability(&rig);
+        assert!(said.has_begun && said.within_s.is_none() && said.oldest_undurable_s.is_none(), "{said:?}");
+        rig.settle_one();
+    }
+    rig.wake(0);
+    assert!(!is_aged(&rig) && !durability(&rig).has_begun);
+}
+
 /// A flush that waits for what no age does not allow waits for nothing when an age is wished again.
 #[test]
 fn a_flush_does_not_wait_for_an_age_that_comes_later() {

@@ -33,6 +33,7 @@ impl Held {
             through: aging.map(|aging| (aging.machine.durable(), aging.machine.under_way())),
             within: in_force.and_then(Aging::allows),
             is_held: log.is_open(),
+            has_begun: aging.is_some(),
             reason: match &state.why_not {
                 None if is_missing && state.is_leaving => {
                     Some("its journal is on its way to storage, and only held until it is there".to_owned())
