@@ -282,6 +282,14 @@ const LATE_AFTER: (u64, u64) = (3, 10);
 fn undurable(disk: &Value) -> Option<String> {
     let within_s = disk["durability"]["within_s"].as_u64();
     if let Some(seconds) = disk["durable_within_unmet_for_s"].as_u64().filter(|seconds| *seconds > IN_FORCE_WITHIN_S) {
+        let wished_s = disk["durable_within_wished_s"].as_u64();
+        if within_s.zip(wished_s).is_some_and(|(within_s, wished_s)| within_s <= wished_s) {
+            return Some(format!(
+                "durable-within={} is in force, and has not been for a minute without a break for {seconds} s: a loss of the host's power \
+                 costs more than was asked for whenever it is not",
+                disk["durable_within_wished_s"]
+            ));
+        }
         let in_force = within_s.map_or_else(|| "nothing is".to_owned(), |within_s| format!("{within_s} s are"));
         let why = disk["durability"]["reason"].as_str().map_or_else(String::new, |reason| format!(" ({reason})"));
         return Some(format!(
@@ -642,6 +650,11 @@ mod tests {
         let said_of = |disk: Value| said(disk).pop().expect("a problem");
         let slow = said_of(aged(json!(0), (json!(5), json!(90.0)), json!(61), none()));
         assert!(slow.contains("durable-within=0 has not been in force for 61 s, 5 s are: a loss"), "{slow}");
+        let again = said_of(aged(json!(5), (json!(5), json!(1.0)), json!(300), none()));
+        assert!(
+            again.contains("durable-within=5 is in force, and has not been for a minute without a break for 300 s"),
+            "{again}"
+        );
         for (within, age) in [(5, 25.1), (0, 10.1), (100, 310.5)] {
             let late = said_of(aged(json!(within), (json!(within), json!(age)), none(), none()));
             assert!(

@@ -14,6 +14,9 @@ pub const DONE: &str = "done";
 /// It is when its file system is mounted again.
 pub const AT_NEXT_MOUNT: &str = "from the next mount on";
 
+/// What was in force for so long without a break has come into force.
+const CALM: Duration = Duration::from_secs(60);
+
 /// How often it is looked at while somebody waits, perhaps for hours.
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -108,25 +111,56 @@ pub(super) fn wait(
     }
 }
 
-/// Since when less has been promised than was asked for, disk by disk.
+/// Where less is promised than was asked for, disk by disk.
 #[derive(Debug, Default)]
-pub(super) struct Shortfalls(Mutex<Vec<Option<Instant>>>);
+pub(super) struct Shortfalls(Mutex<Vec<Option<Shortfall>>>);
+
+/// Less is promised than was asked for, or was so a moment ago: what comes and goes is one shortfall, and not many that are short.
+#[derive(Clone, Copy, Debug)]
+struct Shortfall {
+    since: Instant,
+    /// When it was seen last.
+    last: Instant,
+    is_now: bool,
+}
+
+impl Shortfall {
+    /// What becomes of it, where it is seen now that less is promised, or not; nothing where there is nothing to promise.
+    fn after(before: Option<Self>, falls_short: Option<bool>, now: Instant) -> Option<Self> {
+        if falls_short? {
+            let since = before.map_or(now, |before| before.since);
+            return Some(Shortfall { since, last: now, is_now: true });
+        }
+        let before = before.filter(|before| now.saturating_duration_since(before.last) < CALM)?;
+        Some(Shortfall { is_now: false, ..before })
+    }
+
+    /// For how long. One that was short is over as soon as it is in force.
+    fn lasts(&self, now: Instant) -> Option<Duration> {
+        let was_long = self.last.saturating_duration_since(self.since) >= CALM;
+        (self.is_now || was_long).then(|| now.saturating_duration_since(self.since))
+    }
+}
 
 impl Shortfalls {
     /// Looks at the disks of a VM. Gives for how long each has fallen short, where it does.
     pub(super) fn look(&self, journals: &Journals, report: &VmReport) -> Vec<Option<Duration>> {
         let falls_short = report.disks.iter().enumerate().map(|(index, disk)| {
-            InForce::from(disk).stand(journals.disk(index).durable_within()) == Stand::Other { falls_short: true }
+            let asked = journals.disk(index).durable_within()?;
+            match InForce::from(disk).stand(Some(asked)) {
+                Stand::NotInUse => None,
+                stand => Some(stand == Stand::Other { falls_short: true }),
+            }
         });
         self.note(falls_short, Instant::now())
     }
 
-    fn note(&self, falls_short: impl Iterator<Item = bool>, now: Instant) -> Vec<Option<Duration>> {
-        let mut since = self.0.lock().expect("no panic under this lock");
-        let before = since.clone().into_iter().chain(std::iter::repeat(None));
-        *since =
-            falls_short.zip(before).map(|(falls_short, before)| falls_short.then(|| before.unwrap_or(now))).collect();
-        since.iter().map(|since| since.map(|since| now.saturating_duration_since(since))).collect()
+    fn note(&self, falls_short: impl Iterator<Item = Option<bool>>, now: Instant) -> Vec<Option<Duration>> {
+        let mut all = self.0.lock().expect("no panic under this lock");
+        let before = all.clone().into_iter().chain(std::iter::repeat(None));
+        *all =
+            falls_short.zip(before).map(|(falls_short, before)| Shortfall::after(before, falls_short, now)).collect();
+        all.iter().map(|shortfall| shortfall.and_then(|shortfall| shortfall.lasts(now))).collect()
     }
 }
 
@@ -215,18 +249,36 @@ mod tests {
         assert_eq!(waited(0, Duration::ZERO, in_force(Some(0), None)).expect("it is so"), "done");
     }
 
+    /// Looks at two disks, the second of which falls short after so many seconds, or does not, or has nothing to promise. Gives for how long it has.
+    fn looks(of: &[(u64, Option<bool>)]) -> Vec<Option<u64>> {
+        let (shortfalls, begun) = (Shortfalls::default(), Instant::now());
+        let look = |(after_s, falls_short): &(u64, Option<bool>)| {
+            let disks = [Some(false), *falls_short].into_iter();
+            let looks = shortfalls.note(disks, begun + Duration::from_secs(*after_s));
+            assert_eq!((looks.len(), looks[0]), (2, None));
+            looks[1].map(|time| time.as_secs())
+        };
+        of.iter().map(look).collect()
+    }
+
     #[test]
     fn how_long_it_has_fallen_short_is_counted_from_the_first_look() {
-        let shortfalls = Shortfalls::default();
-        let begun = Instant::now();
-        let at = |after_s: u64, falls_short: [bool; 2]| {
-            let looks = shortfalls.note(falls_short.into_iter(), begun + Duration::from_secs(after_s));
-            looks.into_iter().map(|shortfall| shortfall.map(|time| time.as_secs())).collect::<Vec<_>>()
-        };
-        assert_eq!(at(0, [false, true]), [None, Some(0)]);
-        assert_eq!(at(70, [true, true]), [Some(0), Some(70)]);
-        assert_eq!(at(80, [true, false]), [Some(10), None]);
-        assert_eq!(at(90, [true, true]), [Some(20), Some(0)]);
+        let (short, well) = (Some(true), Some(false));
+        assert_eq!(looks(&[(0, well), (9, short), (79, short)]), [None, Some(0), Some(70)]);
+        // A change that takes a moment is over with it.
+        let change = [(0, short), (3, short), (4, well), (63, well), (70, short)];
+        assert_eq!(looks(&change), [Some(0), Some(3), None, None, Some(0)]);
+        // It is wished away, or unmounted.
+        assert_eq!(looks(&[(0, short), (80, short), (81, None), (82, short)]), [Some(0), Some(80), None, Some(0)]);
+    }
+
+    #[test]
+    fn what_comes_and_goes_is_one_shortfall_until_it_is_in_force_for_a_minute() {
+        let (short, well) = (Some(true), Some(false));
+        let flaps =
+            [(0, short), (40, well), (50, short), (80, well), (90, short), (149, well), (150, well), (151, short)];
+        let counted = [Some(0), None, Some(50), None, Some(90), Some(149), None, Some(0)];
+        assert_eq!(looks(&flaps), counted);
     }
 
     /// As where storage hangs.
