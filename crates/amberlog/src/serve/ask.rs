@@ -468,9 +468,11 @@ fn shown_durability(disk: &Value) -> String {
     let within_s = durability["within_s"].as_u64();
     let asked_s = disk["durable_within_wished_s"].as_u64();
     let asked = asked_s.map_or_else(|| "never".to_owned(), |seconds| format!("{seconds} s"));
+    // A worker of an earlier program does not say whether a journal is held.
+    let is_in_use = disk.get("durable_within_unmet_for_s").is_none_or(Value::is_u64);
     match (asked_s, within_s) {
         (None, None) => "-".to_owned(),
-        (Some(_), None) if disk["durable_within_unmet_for_s"].is_null() => format!("{asked}: not in use"),
+        (Some(_), None) if !is_in_use => format!("{asked}: not in use"),
         (Some(_), None) => format!("{asked}: not in force"),
         (asked_s, Some(within_s)) if asked_s != Some(within_s) => format!("{asked}: {within_s} s now"),
         (_, Some(_)) => match durability["oldest_undurable_s"].as_f64() {
@@ -602,6 +604,12 @@ mod tests {
     #[test]
     fn whether_what_is_asked_for_is_in_force_is_shown() {
         let none = || Value::Null;
+        // Of a worker that does not count for how long.
+        let earlier = |asked: Value, within: Value| {
+            let mut disk = aged(asked, (within, none()), none(), none());
+            disk.as_object_mut().expect("an object").remove("durable_within_unmet_for_s");
+            disk
+        };
         for (disk, shown) in [
             (aged(json!(5), (json!(5), json!(3.21)), none(), none()), "5 s, 3.2 s"),
             (aged(json!(0), (json!(0), none()), none(), none()), "0 s"),
@@ -611,6 +619,9 @@ mod tests {
             (aged(none(), (json!(5), none()), none(), none()), "never: 5 s now"),
             (aged(none(), (none(), none()), none(), none()), "-"),
             (json!({"name": "d"}), "-"),
+            (earlier(json!(5), none()), "5 s: not in force"),
+            (earlier(json!(5), json!(5)), "5 s"),
+            (earlier(json!(0), json!(5)), "0 s: 5 s now"),
         ] {
             let table = table(&json!([{"vm": "db", "state_text": "running", "disks": [disk]}]));
             let (head, line) = table.split_once('\n').expect("a head");
