@@ -341,6 +341,30 @@ fn a_commit_beside_a_fault_is_held() {
     assert_eq!((is_aged(&rig), rig.held), (false, 0), "storage says that it is only held");
 }
 
+/// What an age has allowed is not durable at once when no age is wished, though every commit since a bitmap could not be read is.
+#[test]
+fn what_an_age_allowed_is_not_durable_since_bitmaps_are_not_understood() {
+    let mut rig = Rig::new(Some(LONG));
+    rig.open();
+    rig.commit();
+    rig.settle();
+    let image = std::fs::read(&rig.image).expect("the image");
+    let superblock = extfs::discover(&image).expect("readable").remove(0).superblock;
+    let bitmap = extfs::group(&image, &superblock, 0).expect("readable").expect("a group").block_bitmap;
+    let log = rig.transaction_with([bitmap]);
+    rig.file.set_len(0).expect("cut short");
+    rig.write_log(&log, |_| true);
+    rig.file.write_all_at(&image, 0).expect("it is there again");
+    let compounds = rig.compounds();
+    set_age(&mut rig, Duration::ZERO);
+    while rig.within_s() != Some(0) {
+        assert!(!rig.waiting.is_empty(), "it hangs");
+        rig.settle_one();
+    }
+    assert!(rig.compounds() > compounds, "it is said before it is so");
+    rig.settle();
+}
+
 /// A bitmap that cannot be read once: what the transaction has changed in it is not known from then on.
 #[test]
 fn a_bitmap_that_could_not_be_read_is_not_known_any_more() {
