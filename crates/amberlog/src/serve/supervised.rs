@@ -698,6 +698,14 @@ impl Supervised {
 
     fn ask_while(&self, question: &Asked, patience: Duration, asker: Option<&UnixStream>) -> anyhow::Result<Value> {
         let not_served = || format!("vm {} is not served at this moment; ask again", self.name);
+        // What was wished is kept, perhaps, whatever becomes of the worker.
+        let unanswered = || match asker {
+            Some(_) => format!(
+                "vm {}: its worker has not answered (if it has ended, another one goes on): 'amberlog status' says what is wished now, and in force",
+                self.name
+            ),
+            None => not_served(),
+        };
         let channel = self.lock().worker.as_ref().map(|worker| Arc::clone(&worker.channel));
         let channel = channel.with_context(|| self.why_not_served().unwrap_or_else(not_served))?;
         let deadline = Instant::now() + patience + PATIENCE;
@@ -711,8 +719,8 @@ impl Supervised {
         let bytes_max = if is_short { SHORT_ANSWER_BYTES_MAX } else { ANSWER_BYTES_MAX };
         BufReader::new(Until { stream: ours, deadline, asker }.take(bytes_max))
             .read_line(&mut line)
-            .with_context(not_served)?;
-        let answer: Value = serde_json::from_str(&line).with_context(not_served)?;
+            .with_context(unanswered)?;
+        let answer: Value = serde_json::from_str(&line).with_context(unanswered)?;
         match answer["error"].as_str() {
             Some(error) => Err(anyhow::anyhow!("{error}")),
             None => Ok(answer),
@@ -936,6 +944,32 @@ mod tests {
         let (begun, patience) = (Instant::now(), Duration::from_secs(20));
         assert!(own.ask_for(&Asked::Flush { patience_seconds: 20 }, patience, &asker).is_err());
         assert!(begun.elapsed() < patience, "it waits for nobody");
+        worker.join().expect("no panic");
+    }
+
+    /// Its worker dies while it waits for what it was asked.
+    #[test]
+    fn who_is_not_answered_hears_where_to_look() {
+        let own = Supervised::new("own", Wish::Gone, true, Charge::default());
+        let (ours, theirs) = Channel::pair().expect("a pair");
+        own.lock().worker = Some(Running { channel: Arc::new(ours), pid: std::process::id(), process: None });
+        let worker = std::thread::spawn(move || {
+            let channel = Channel::from(theirs);
+            for _ in 0..2 {
+                let (_, mut descriptors) = channel.receive::<Order>().expect("heard").expect("a question");
+                let stream = UnixStream::from(descriptors.remove(0));
+                BufReader::new(&stream).read_line(&mut String::new()).expect("the question");
+            }
+        });
+        let (asker, _waits) = UnixStream::pair().expect("a pair");
+        let asked = Asked::Flush { patience_seconds: 20 };
+        let said = own.ask_for(&asked, Duration::from_secs(20), &asker).expect_err("no answer").to_string();
+        assert!(
+            said.contains("vm own: its worker has not answered") && said.contains("'amberlog status' says"),
+            "{said}"
+        );
+        let said = own.ask(&asked, Duration::from_secs(20)).expect_err("no answer").to_string();
+        assert!(said.contains("vm own is not served at this moment; ask again"), "{said}");
         worker.join().expect("no panic");
     }
 
