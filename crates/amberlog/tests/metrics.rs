@@ -58,6 +58,13 @@ fn processors(pid: &Value) -> Vec<String> {
     tasks.filter_map(list).collect()
 }
 
+/// How many threads of a process have this name.
+fn threads(pid: &Value, name: &str) -> usize {
+    let tasks = std::fs::read_dir(format!("/proc/{}/task", pid.as_u64().unwrap())).unwrap();
+    let names = tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("comm")).ok());
+    names.filter(|of_thread| of_thread.trim_end() == name).count()
+}
+
 /// Lines of the log, each an object.
 fn lines(log: &Path) -> Vec<Value> {
     let text = std::fs::read_to_string(log).unwrap();
@@ -237,6 +244,24 @@ fn whether_durable_within_is_in_force_is_waited_for_and_seen() {
     let disk = assert_seen("5 s: not in force", "1");
     let seconds = disk["durable_within_unmet_for_s"].as_u64();
     assert!(seconds.is_some_and(|seconds| (1..60).contains(&seconds)), "it is counted while nobody asks: {disk}");
+    // Whoever asked goes, and nobody waits in his place, in the worker nor in the daemon.
+    let vm = status()["vms"][0].clone();
+    let askers = || ["worker_pid", "supervisor_pid"].map(|pid| threads(&vm[pid], "asker"));
+    let until_askers = |expected: [usize; 2]| {
+        until("those who ask", &at("log"), || (askers() == expected).then_some(()));
+    };
+    until_askers([0, 0]);
+    let patient = Command::new(env!("CARGO_BIN_EXE_amberlog"))
+        .args(["placement", "db", "disk0", "copy", "--durable-within", "5", "--patience", "600", "--run"])
+        .arg(at("run"))
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let patient = Daemon(patient);
+    until_askers([1, 1]);
+    drop(patient);
+    until_askers([0, 0]);
+    assert_seen("5 s: not in force", "1");
     is_done(&wish("never", "60"), "done");
     assert!(said(&ask(&["status"])).lines().any(|line| line.contains(" -  ")));
 }

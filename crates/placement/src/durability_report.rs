@@ -28,6 +28,12 @@ pub struct DurabilityReport {
     /// What is in force, for simulations.
     #[serde(skip)]
     pub within: Option<std::time::Duration>,
+    /// A journal of the disk is open and held at this moment: there is something to promise.
+    #[serde(skip)]
+    pub is_held: bool,
+    /// It has begun with a journal of the disk, and has not ended: storage has no error mark, or is about to have none.
+    #[serde(skip)]
+    pub has_begun: bool,
     /// Why it is not as it was asked for, if it is not.
     pub reason: Option<String>,
 }
@@ -43,6 +49,8 @@ impl DurabilityReport {
         self.oldest_undurable_s = ages.into_iter().flatten().reduce(f64::max);
         self.through = self.through.or(other.through);
         self.within = self.within.or(other.within);
+        self.is_held |= other.is_held;
+        self.has_begun |= other.has_begun;
         self.reason = self.reason.take().or_else(|| other.reason.clone());
     }
 

@@ -317,8 +317,9 @@ pub fn render(status: &Value, format: Format) -> String {
     }
     output.begin("disk_durable_within_unmet", Kind::Gauge, "1 while less is in force than durable-within asks for.");
     for (labels, disk) in disks.iter().filter(|(_, disk)| disk["durable_within_wished_s"].is_u64()) {
-        let is_unmet = disk["durable_within_unmet_for_s"].is_u64();
-        output.sample("disk_durable_within_unmet", labels, if is_unmet { "1" } else { "0" });
+        // Of a worker of an earlier program it is not known.
+        let Some(unmet_for_s) = disk.get("durable_within_unmet_for_s") else { continue };
+        output.sample("disk_durable_within_unmet", labels, if unmet_for_s.is_u64() { "1" } else { "0" });
     }
     for (name, kind, help, samples) in OF_DISKS {
         output.begin(name, *kind, help);
@@ -416,8 +417,11 @@ mod tests {
     #[test]
     fn what_durable_within_asks_for_is_held_against_what_is_in_force() {
         let written = |asked: Value, within: Value, unmet_for: Value| {
-            let disk = json!({"name": "d", "durable_within_wished_s": asked, "durable_within_unmet_for_s": unmet_for,
+            let mut disk = json!({"name": "d", "durable_within_wished_s": asked, "durable_within_unmet_for_s": unmet_for,
                 "durability": {"within_s": within, "oldest_undurable_s": null}});
+            if unmet_for == "unknown" {
+                disk.as_object_mut().expect("an object").remove("durable_within_unmet_for_s");
+            }
             let text = render(&json!({"vms": [{"vm": "x", "disks": [disk]}]}), Format::OpenMetrics);
             let samples = text.lines().filter_map(|line| line.strip_prefix("amberlog_disk_durable_within_"));
             samples.map(|sample| sample.replace("{vm=\"x\",disk=\"d\"}", "")).collect::<Vec<_>>()
@@ -426,6 +430,7 @@ mod tests {
         assert_eq!(written(json!(0), json!(5), json!(0)), ["unmet 1", "seconds 5", "wished_seconds 0"]);
         assert_eq!(written(json!(5), Value::Null, json!(9)), ["unmet 1", "wished_seconds 5"]);
         assert_eq!(written(Value::Null, Value::Null, Value::Null), [""; 0]);
+        assert_eq!(written(json!(5), Value::Null, json!("unknown")), ["wished_seconds 5"]);
     }
 
     /// What the dashboard and the alert rules ask for is there.

@@ -282,6 +282,14 @@ const LATE_AFTER: (u64, u64) = (3, 10);
 fn undurable(disk: &Value) -> Option<String> {
     let within_s = disk["durability"]["within_s"].as_u64();
     if let Some(seconds) = disk["durable_within_unmet_for_s"].as_u64().filter(|seconds| *seconds > IN_FORCE_WITHIN_S) {
+        let wished_s = disk["durable_within_wished_s"].as_u64();
+        if within_s.zip(wished_s).is_some_and(|(within_s, wished_s)| within_s <= wished_s) {
+            return Some(format!(
+                "durable-within={} is in force, and has not been for a minute without a break for {seconds} s: a loss of the host's power \
+                 costs more than was asked for whenever it is not",
+                disk["durable_within_wished_s"]
+            ));
+        }
         let in_force = within_s.map_or_else(|| "nothing is".to_owned(), |within_s| format!("{within_s} s are"));
         let why = disk["durability"]["reason"].as_str().map_or_else(String::new, |reason| format!(" ({reason})"));
         return Some(format!(
@@ -460,9 +468,11 @@ fn shown_durability(disk: &Value) -> String {
     let within_s = durability["within_s"].as_u64();
     let asked_s = disk["durable_within_wished_s"].as_u64();
     let asked = asked_s.map_or_else(|| "never".to_owned(), |seconds| format!("{seconds} s"));
+    // A worker of an earlier program does not say whether a journal is held.
+    let is_in_use = disk.get("durable_within_unmet_for_s").is_none_or(Value::is_u64);
     match (asked_s, within_s) {
         (None, None) => "-".to_owned(),
-        (Some(_), None) if disk["durable_within_unmet_for_s"].is_null() => format!("{asked}: not in use"),
+        (Some(_), None) if !is_in_use => format!("{asked}: not in use"),
         (Some(_), None) => format!("{asked}: not in force"),
         (asked_s, Some(within_s)) if asked_s != Some(within_s) => format!("{asked}: {within_s} s now"),
         (_, Some(_)) => match durability["oldest_undurable_s"].as_f64() {
@@ -594,6 +604,12 @@ mod tests {
     #[test]
     fn whether_what_is_asked_for_is_in_force_is_shown() {
         let none = || Value::Null;
+        // Of a worker that does not count for how long.
+        let earlier = |asked: Value, within: Value| {
+            let mut disk = aged(asked, (within, none()), none(), none());
+            disk.as_object_mut().expect("an object").remove("durable_within_unmet_for_s");
+            disk
+        };
         for (disk, shown) in [
             (aged(json!(5), (json!(5), json!(3.21)), none(), none()), "5 s, 3.2 s"),
             (aged(json!(0), (json!(0), none()), none(), none()), "0 s"),
@@ -603,6 +619,9 @@ mod tests {
             (aged(none(), (json!(5), none()), none(), none()), "never: 5 s now"),
             (aged(none(), (none(), none()), none(), none()), "-"),
             (json!({"name": "d"}), "-"),
+            (earlier(json!(5), none()), "5 s: not in force"),
+            (earlier(json!(5), json!(5)), "5 s"),
+            (earlier(json!(0), json!(5)), "0 s: 5 s now"),
         ] {
             let table = table(&json!([{"vm": "db", "state_text": "running", "disks": [disk]}]));
             let (head, line) = table.split_once('\n').expect("a head");
@@ -642,6 +661,11 @@ mod tests {
         let said_of = |disk: Value| said(disk).pop().expect("a problem");
         let slow = said_of(aged(json!(0), (json!(5), json!(90.0)), json!(61), none()));
         assert!(slow.contains("durable-within=0 has not been in force for 61 s, 5 s are: a loss"), "{slow}");
+        let again = said_of(aged(json!(5), (json!(5), json!(1.0)), json!(300), none()));
+        assert!(
+            again.contains("durable-within=5 is in force, and has not been for a minute without a break for 300 s"),
+            "{again}"
+        );
         for (within, age) in [(5, 25.1), (0, 10.1), (100, 310.5)] {
             let late = said_of(aged(json!(within), (json!(within), json!(age)), none(), none()));
             assert!(

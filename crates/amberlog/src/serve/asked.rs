@@ -1,7 +1,9 @@
 //! What a daemon asks of its workers, a line of JSON each.
 
 use crate::vm::Bounds;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::{Deserialize, Serialize};
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 
 /// What is asked of a worker.
@@ -126,4 +128,26 @@ pub enum WantedName {
     Stop,
     /// `Wanted::Leave`.
     Leave,
+}
+
+/// Whether whoever asked has gone, and nobody waits for the answer. Who has shut the half of the stream on which he asked is there still.
+pub fn has_gone(asker: &UnixStream) -> bool {
+    let mut list = [PollFd::new(asker, PollFlags::empty())];
+    let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+    poll(&mut list, Some(&at_once)).is_ok() && list[0].revents().contains(PollFlags::HUP)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_has_asked_and_waits_has_not_gone() {
+        let (ours, asker) = UnixStream::pair().expect("a pair");
+        assert!(!has_gone(&ours));
+        asker.shutdown(std::net::Shutdown::Write).expect("shut");
+        assert!(!has_gone(&ours), "it reads the answer");
+        drop(asker);
+        assert!(has_gone(&ours));
+    }
 }

@@ -191,7 +191,7 @@ impl Long {
         let others = LONG.fetch_add(1, Ordering::AcqRel);
         anyhow::ensure!(
             others < LONG_MAX,
-            "{others} others wait for a snapshot or a flush: ask again when one of them is done"
+            "{others} others wait for a snapshot, a flush or durable-within: ask again when one of them is done"
         );
         Ok(long)
     }
@@ -301,8 +301,10 @@ fn answer(stream: &UnixStream, slots: &Slots, memory: &HostMemory, run: &Path) -
             find(&vm)?.ask(&Asked::Flush { patience_seconds }, seconds(patience_seconds))
         }
         Question::Placement { vm, disk, placement, durable_within, patience_seconds } => {
+            // Until an age is in force it may take hours. Whose journal is only to move, perhaps since its place is not safe any more, is heard.
+            let _long = durable_within.as_ref().map(|_| Long::begin()).transpose()?;
             let asked = Asked::Placement { disk, placement, durable_within, patience_seconds };
-            find(&vm)?.ask(&asked, seconds(patience_seconds))
+            find(&vm)?.ask_for(&asked, seconds(patience_seconds), stream)
         }
         Question::Arguments { vm, memory_mib, reconnect } => find(&vm)?.arguments(memory_mib, reconnect),
         Question::Upgrade { vm, anyway } => {

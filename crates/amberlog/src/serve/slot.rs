@@ -4,12 +4,13 @@
 //! A change of its configuration takes effect when no VMM is connected: a guest never notices one. Failure story: what cannot
 //! be prepared or finished is logged once, shown, and tried again every few seconds; what is owed stays in tmpfs until then.
 
+use super::asked::has_gone;
 use super::config::{Config, DiskChanges, VmConfig};
 use super::left::{self, Left};
 use super::live::Live;
 use super::moving::move_log;
 use super::power;
-use super::promise::{self, DONE, Shortfalls};
+use super::promise::{self, DONE, Shortfalls, Watch};
 use super::snapshot::Wish;
 use crate::raw::KnownRaw;
 use crate::vm::change::{self, DURABLE_WITHIN, THROTTLE};
@@ -24,6 +25,7 @@ use serde_json::{Value, json};
 use std::fs::File;
 use std::io::{Read, Seek, Write};
 use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -597,8 +599,7 @@ impl Slot {
             shortfalls: Arc::new(Shortfalls::default()),
         };
         let begun = Instant::now();
-        let mut looked = begun;
-        let shortfalls = Arc::clone(&live.shortfalls);
+        let _watch = self.watch_promises(&live);
         let mut inner = self.lock();
         inner.live = Some(live);
         inner.enter(State::Waiting);
@@ -669,15 +670,20 @@ impl Slot {
                 Wanted::Serve(wanted) if **wanted != *config && is_nobodys() => return End::Finish,
                 _ => {}
             }
-            if looked.elapsed() >= SHORTFALLS_EVERY {
-                // Who asks for its status does not wait for that.
-                drop(inner);
-                shortfalls.look(&vm.journals, &vm.journals.report(&self.name));
-                looked = Instant::now();
-                inner = self.lock();
-            }
             inner = self.changed.wait_timeout(inner, INTERVAL).expect("no panic under this lock").0;
         }
+    }
+
+    /// Has it be seen, while nobody asks, whether what `durable-within` asks for is in force.
+    fn watch_promises(&self, live: &Live) -> Option<Watch> {
+        let (name, journals) = (self.name.clone(), Arc::downgrade(&live.journals));
+        let shortfalls = Arc::clone(&live.shortfalls);
+        let watch = Watch::begin(SHORTFALLS_EVERY, move || {
+            if let Some(journals) = journals.upgrade() {
+                shortfalls.look(&journals, &journals.report(&name));
+            }
+        });
+        watch.inspect_err(|error| log::warn!("no thread that looks whether durable-within is in force: {error}")).ok()
     }
 
     /// Its entry in `status`.
@@ -1013,17 +1019,19 @@ impl Slot {
     /// `deadline`.
     ///
     /// # Errors
-    /// When it takes longer, another one is asked for meanwhile, or the VMM ends.
+    /// When it takes longer, another one is asked for meanwhile, the VMM ends, or the `asker` has gone.
     pub fn wait_durable_within(
         &self,
         disk: &str,
         within: Option<Duration>,
         (patience, deadline): (Duration, Instant),
+        asker: &UnixStream,
     ) -> anyhow::Result<&'static str> {
         let _entered = self.enter();
         let live = self.live()?;
         let index = self.disk_index(&live.journals, disk)?;
         promise::wait(disk, within, (patience, deadline), || {
+            anyhow::ensure!(!has_gone(asker), "disk {disk}: nobody waits for its durable-within any more");
             self.check_still_served(&self.lock(), &live.journals)?;
             anyhow::ensure!(
                 live.journals.disk(index).durable_within() == within,

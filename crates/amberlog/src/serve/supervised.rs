@@ -6,7 +6,7 @@
 //! said. What a guest is owed whose VMM has ended while no worker could go on with it goes home from its files, whatever is wanted of
 //! the VM by then; where that fails it stays, and that is said.
 
-use super::asked::{Asked, DiskChange, WantedName};
+use super::asked::{Asked, DiskChange, WantedName, has_gone};
 use super::config::VmConfig;
 use super::words;
 use crate::supervisor::Charge;
@@ -40,7 +40,7 @@ const ENDING_PATIENCE: Duration = Duration::from_secs(10);
 const TRIES_AT_THE_END: u32 = 3;
 /// A worker that has not said for so long that it is there is taken for hung. It waits for nothing to say so, storage least of all.
 const HUNG_AFTER: Duration = Duration::from_secs(30);
-/// The pause after a worker that could not even be started.
+/// The pause after a worker that could not even be started, and how often it is looked whether somebody waits for an answer.
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// What is wanted of a VM.
@@ -144,20 +144,31 @@ fn ends_soon(pid: u32) -> bool {
     })
 }
 
-/// A stream that is read until some moment, however often something comes.
-struct Until {
+/// A stream that is read until some moment, however often something comes, and no longer than somebody waits for it.
+struct Until<'a> {
     stream: UnixStream,
     deadline: Instant,
+    /// Who waits, if that is to be looked at.
+    asker: Option<&'a UnixStream>,
 }
 
-impl Read for Until {
+impl Read for Until<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let left = self.deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Err(io::ErrorKind::TimedOut.into());
+        loop {
+            let left = self.deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            self.stream.set_read_timeout(Some(if self.asker.is_some() { left.min(PAUSE) } else { left }))?;
+            match (self.stream.read(buffer), self.asker) {
+                (Err(error), Some(asker)) if error.kind() == io::ErrorKind::WouldBlock => {
+                    if has_gone(asker) {
+                        return Err(io::Error::other("whoever asked has gone"));
+                    }
+                }
+                (result, _) => return result,
+            }
         }
-        self.stream.set_read_timeout(Some(left))?;
-        self.stream.read(buffer)
     }
 }
 
@@ -674,7 +685,27 @@ impl Supervised {
     /// # Errors
     /// What it answers as an error; that there is none, or that it does not answer.
     pub fn ask(&self, question: &Asked, patience: Duration) -> anyhow::Result<Value> {
+        self.ask_while(question, patience, None)
+    }
+
+    /// The same for an `asker`, who may go: then nobody waits for the answer, the worker neither.
+    ///
+    /// # Errors
+    /// Those of [`Supervised::ask`].
+    pub fn ask_for(&self, question: &Asked, patience: Duration, asker: &UnixStream) -> anyhow::Result<Value> {
+        self.ask_while(question, patience, Some(asker))
+    }
+
+    fn ask_while(&self, question: &Asked, patience: Duration, asker: Option<&UnixStream>) -> anyhow::Result<Value> {
         let not_served = || format!("vm {} is not served at this moment; ask again", self.name);
+        // What was wished is kept, perhaps, whatever becomes of the worker.
+        let unanswered = || match asker {
+            Some(_) => format!(
+                "vm {}: its worker has not answered (if it has ended, another one goes on): 'amberlog status' says what is wished now, and in force",
+                self.name
+            ),
+            None => not_served(),
+        };
         let channel = self.lock().worker.as_ref().map(|worker| Arc::clone(&worker.channel));
         let channel = channel.with_context(|| self.why_not_served().unwrap_or_else(not_served))?;
         let deadline = Instant::now() + patience + PATIENCE;
@@ -686,10 +717,10 @@ impl Supervised {
         writeln!(ours, "{}", serde_json::to_string(question)?).with_context(not_served)?;
         let is_short = matches!(question, Asked::Alive | Asked::Want { .. } | Asked::Room { .. });
         let bytes_max = if is_short { SHORT_ANSWER_BYTES_MAX } else { ANSWER_BYTES_MAX };
-        BufReader::new(Until { stream: ours, deadline }.take(bytes_max))
+        BufReader::new(Until { stream: ours, deadline, asker }.take(bytes_max))
             .read_line(&mut line)
-            .with_context(not_served)?;
-        let answer: Value = serde_json::from_str(&line).with_context(not_served)?;
+            .with_context(unanswered)?;
+        let answer: Value = serde_json::from_str(&line).with_context(unanswered)?;
         match answer["error"].as_str() {
             Some(error) => Err(anyhow::anyhow!("{error}")),
             None => Ok(answer),
@@ -891,6 +922,55 @@ mod tests {
         assert!(error.to_string().contains("not in the configuration"), "{error}");
         drop(own);
         answering.join().expect("no panic");
+    }
+
+    #[test]
+    fn nobody_waits_for_an_answer_when_whoever_asked_has_gone() {
+        let own = Supervised::new("own", Wish::Gone, true, Charge::default());
+        let (ours, theirs) = Channel::pair().expect("a pair");
+        own.lock().worker = Some(Running { channel: Arc::new(ours), pid: std::process::id(), process: None });
+        let worker = std::thread::spawn(move || {
+            let (_, mut descriptors) = Channel::from(theirs).receive::<Order>().expect("heard").expect("a question");
+            let stream = UnixStream::from(descriptors.remove(0));
+            BufReader::new(&stream).read_line(&mut String::new()).expect("the question");
+            let begun = Instant::now();
+            while !has_gone(&stream) {
+                assert!(begun.elapsed() < Duration::from_secs(60), "somebody waits");
+                std::thread::sleep(Duration::from_millis(10));
+            }
+        });
+        let (asker, waits) = UnixStream::pair().expect("a pair");
+        drop(waits);
+        let (begun, patience) = (Instant::now(), Duration::from_secs(20));
+        assert!(own.ask_for(&Asked::Flush { patience_seconds: 20 }, patience, &asker).is_err());
+        assert!(begun.elapsed() < patience, "it waits for nobody");
+        worker.join().expect("no panic");
+    }
+
+    /// Its worker dies while it waits for what it was asked.
+    #[test]
+    fn who_is_not_answered_hears_where_to_look() {
+        let own = Supervised::new("own", Wish::Gone, true, Charge::default());
+        let (ours, theirs) = Channel::pair().expect("a pair");
+        own.lock().worker = Some(Running { channel: Arc::new(ours), pid: std::process::id(), process: None });
+        let worker = std::thread::spawn(move || {
+            let channel = Channel::from(theirs);
+            for _ in 0..2 {
+                let (_, mut descriptors) = channel.receive::<Order>().expect("heard").expect("a question");
+                let stream = UnixStream::from(descriptors.remove(0));
+                BufReader::new(&stream).read_line(&mut String::new()).expect("the question");
+            }
+        });
+        let (asker, _waits) = UnixStream::pair().expect("a pair");
+        let asked = Asked::Flush { patience_seconds: 20 };
+        let said = own.ask_for(&asked, Duration::from_secs(20), &asker).expect_err("no answer").to_string();
+        assert!(
+            said.contains("vm own: its worker has not answered") && said.contains("'amberlog status' says"),
+            "{said}"
+        );
+        let said = own.ask(&asked, Duration::from_secs(20)).expect_err("no answer").to_string();
+        assert!(said.contains("vm own is not served at this moment; ask again"), "{said}");
+        worker.join().expect("no panic");
     }
 
     #[test]

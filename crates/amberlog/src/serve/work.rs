@@ -126,7 +126,7 @@ impl Served {
                 let mut when = slot.change_placement(&disk, to, patience)?;
                 if let Some(within) = within {
                     slot.set_durable_within(&disk, within)?;
-                    let in_force = slot.wait_durable_within(&disk, within, (patience, deadline))?;
+                    let in_force = slot.wait_durable_within(&disk, within, (patience, deadline), stream)?;
                     if when == DONE {
                         when = in_force;
                     }

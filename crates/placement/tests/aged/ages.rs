@@ -32,6 +32,70 @@ fn no_age_is_in_force_when_all_that_an_age_allowed_is_durable() {
     assert!(rig.judge() > 5);
 }
 
+/// A journal is held, it is promised nothing, and said why.
+#[track_caller]
+fn expect_missing(rig: &Rig, why: &str) {
+    let durability = rig.journals.report("vm").disks.remove(0).durability.expect("it is asked for");
+    assert!(durability.is_held && durability.within_s.is_none(), "{durability:?}");
+    assert!(durability.reason.as_ref().is_some_and(|reason| reason.contains(why)), "{durability:?}");
+}
+
+/// Somebody takes a log elsewhere: until it is there it is held, and nothing is in force.
+#[test]
+fn a_journal_on_its_way_is_held_without_its_promise() {
+    let mut rig = Rig::new(Some(AGE));
+    let is_held = |rig: &Rig| rig.journals.report("vm").disks.remove(0).durability.is_some_and(|all| all.is_held);
+    assert!(!is_held(&rig), "nothing is mounted");
+    rig.open();
+    rig.commit();
+    rig.settle();
+    assert!(is_held(&rig) && rig.within_s().is_some());
+    let index = rig.journals.logs()[0].index();
+    let change = rig.journals.change_placement(index, PlacementKind::Storage).expect("possible");
+    assert_eq!(change, Change::HandOver);
+    let mut plan = Plan::default();
+    assert!(!rig.route.hand_over(index, &mut plan).expect("asked"), "durability ends first");
+    rig.plan(plan);
+    rig.wake(0);
+    rig.settle();
+    rig.wake(0);
+    assert!(!is_aged(&rig), "it has ended");
+    expect_missing(&rig, "on its way to storage");
+    let is_done = (0..9).any(|_| {
+        let mut plan = Plan::default();
+        let is_done = rig.route.hand_over(index, &mut plan).expect("asked");
+        rig.plan(plan);
+        rig.pass(1);
+        is_done
+    });
+    assert!(is_done, "it is handed over");
+    assert!(!is_held(&rig), "its guest makes it durable itself");
+}
+
+/// It is wished away, and has not ended before storage has the error mark, though nothing is waited for any more.
+#[test]
+fn what_is_wished_away_is_over_when_storage_says_so() {
+    let mut rig = Rig::new(Some(AGE));
+    rig.gives_up();
+    rig.open();
+    rig.commit();
+    rig.settle();
+    rig.wake(1500);
+    assert!(!rig.waiting.is_empty(), "it is made durable");
+    let durability = |rig: &Rig| rig.journals.report("vm").disks.remove(0).durability.expect("it is held");
+    assert!(durability(&rig).has_begun);
+    rig.journals.set_durable_within(0, None).expect("possible");
+    rig.wake(0);
+    assert!(is_aged(&rig), "what was sent has not ended");
+    while !rig.waiting.is_empty() {
+        let said = durability(&rig);
+        assert!(said.has_begun && said.within_s.is_none() && said.oldest_undurable_s.is_none(), "{said:?}");
+        rig.settle_one();
+    }
+    rig.wake(0);
+    assert!(!is_aged(&rig) && !durability(&rig).has_begun);
+}
+
 /// A flush that waits for what no age does not allow waits for nothing when an age is wished again.
 #[test]
 fn a_flush_does_not_wait_for_an_age_that_comes_later() {
@@ -68,10 +132,13 @@ fn who_follows_a_change_to_no_age_owes_what_the_age_allowed() {
         (rig.waiting, rig.held) = (Vec::new(), 0);
         rig.follow(Some(Duration::ZERO)).expect("it goes on");
         assert_ne!(rig.within_s(), Some(0), "it is not in force yet");
+        expect_missing(&rig, "not yet");
         rig.request(RequestKind::Flush, 0, &[]);
         let flush = RequestId(rig.next);
         let is_told = |rig: &Rig| rig.told.iter().any(|(request, _)| *request == flush);
         rig.wake(0);
+        // As long as storage takes for the first compound.
+        expect_missing(&rig, "not yet");
         while !(is_told(&rig) && rig.within_s() == Some(0)) {
             assert!(rig.compounds() > 0 || !is_told(&rig) && rig.within_s() != Some(0), "nothing is durable yet");
             assert!(!rig.waiting.is_empty(), "it hangs");
@@ -323,6 +390,30 @@ fn nor_does_a_flush_fail_where_the_guest_has_ended_its_log_itself() {
     rig.pass(1);
     assert!(rig.journals.logs().iter().all(|log| !log.is_open()), "it has no journal any more");
     assert!(!is_flush_told(&mut rig));
+}
+
+/// What an age has allowed is not durable at once when no age is wished, though every commit since a bitmap could not be read is.
+#[test]
+fn what_an_age_allowed_is_not_durable_since_bitmaps_are_not_understood() {
+    let mut rig = Rig::new(Some(LONG));
+    rig.open();
+    rig.commit();
+    rig.settle();
+    let image = std::fs::read(&rig.image).expect("the image");
+    let superblock = extfs::discover(&image).expect("readable").remove(0).superblock;
+    let bitmap = extfs::group(&image, &superblock, 0).expect("readable").expect("a group").block_bitmap;
+    let log = rig.transaction_with([bitmap]);
+    rig.file.set_len(0).expect("cut short");
+    rig.write_log(&log, |_| true);
+    rig.file.write_all_at(&image, 0).expect("it is there again");
+    let compounds = rig.compounds();
+    set_age(&mut rig, Duration::ZERO);
+    while rig.within_s() != Some(0) {
+        assert!(!rig.waiting.is_empty(), "it hangs");
+        rig.settle_one();
+    }
+    assert!(rig.compounds() > compounds, "it is said before it is so");
+    rig.settle();
 }
 
 /// A bitmap that cannot be read once: what the transaction has changed in it is not known from then on.

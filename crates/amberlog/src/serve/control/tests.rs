@@ -3,14 +3,21 @@
 use super::super::supervised::Wish;
 use super::*;
 use crate::supervisor::Charge;
-use std::sync::Barrier;
 use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::channel;
+use std::sync::{Barrier, Mutex, MutexGuard, PoisonError};
 
 #[path = "../../../../../fuzz/src/exercise.rs"]
 mod exercise;
 
 const TARGET: &str = "control";
+
+/// Of the tests that ask for what may take hours, one at a time: the places for that are the program's.
+static ALONE: Mutex<()> = Mutex::new(());
+
+fn alone() -> MutexGuard<'static, ()> {
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// What a daemon without VMs answers to these bytes.
 fn asked(bytes: &[u8]) -> anyhow::Result<Value> {
@@ -31,6 +38,7 @@ fn survive_detach() -> Arc<AtomicBool> {
 
 #[test]
 fn whatever_is_asked_is_answered_and_nothing_else_happens() {
+    let _alone = alone();
     let _came = survive_detach();
     exercise::exercise(TARGET, 4000, &|data| {
         if let Ok(answer) = asked(data) {
@@ -41,6 +49,7 @@ fn whatever_is_asked_is_answered_and_nothing_else_happens() {
 
 #[test]
 fn a_question_is_understood_or_a_sentence_comes_back() {
+    let _alone = alone();
     let came = survive_detach();
     assert_eq!(asked(b"{\"command\":\"status\",\"vm\":null}\n").expect("an answer")["vms"], json!([]));
     assert!(asked(b"{\"command\":\"detach\",\"patience_seconds\":1}\n").is_ok() && came.load(Ordering::SeqCst));
@@ -54,6 +63,24 @@ fn a_question_is_understood_or_a_sentence_comes_back() {
     let error = asked(b"{\"command\":\"flush\",\"vm\":\"../x\",\"patience_seconds\":18446744073709551615}\n")
         .expect_err("no vm");
     assert!(error.to_string().contains("there is no vm ../x"), "{error}");
+}
+
+/// Who wishes for an age may wait for hours, and leaves places for who has to be heard.
+#[test]
+fn who_waits_for_an_age_has_one_of_the_places_for_hours() {
+    let _alone = alone();
+    let ask = |within: Value| {
+        let question = json!({"command": "placement", "vm": "db", "disk": "disk0", "placement": "retain",
+            "durable_within": within, "patience_seconds": 86_400});
+        asked(format!("{question}\n").as_bytes()).expect_err("there is no such vm").to_string()
+    };
+    assert!(ask(json!("5")).contains("there is no vm db"), "{}", ask(json!("5")));
+    let long: Vec<Long> = (0..LONG_MAX).map(|_| Long::begin().expect("a place")).collect();
+    let said = ask(json!("5"));
+    assert!(said.contains("24 others wait for a snapshot, a flush or durable-within"), "{said}");
+    assert!(ask(Value::Null).contains("there is no vm db"), "its journal moves");
+    drop(long);
+    assert!(ask(json!("5")).contains("there is no vm db"));
 }
 
 /// The thread of one VM is busy, and somebody asks how that one is: who asks for another one is answered.

@@ -326,10 +326,42 @@ mod tests {
     use crate::description::AreaDirectory;
     use crate::disk::PlacementKind;
     use crate::journals::{Journals, JournalsOptions};
+    use crate::kept_log::KeptLog;
     use durability::{Durability, Freed, Transaction};
     use guest_memory::VmMemory;
+    use std::path::Path;
     use std::sync::Arc;
     use std::time::Duration;
+
+    /// A log that is durable within that time, its keeper, and its superblock.
+    fn opened(directory: &Path, within: Duration) -> (Arc<Journals>, Arc<KeptLog>, Held, Vec<u8>) {
+        let image = directory.join("image");
+        std::fs::File::create(&image).and_then(|file| file.set_len(16 << 20)).expect("an image");
+        let make = |mut command: std::process::Command| command.arg(&image).status().expect("e2fsprogs");
+        let mut mke2fs = std::process::Command::new("mke2fs");
+        mke2fs.args(["-q", "-F", "-t", "ext4", "-b", "4096", "-J", "size=4"]);
+        assert!(make(mke2fs).success());
+        let disk = DiskOptions {
+            name: "disk".to_owned(),
+            path: image,
+            placement: PlacementKind::Copy,
+            honour_flush: false,
+            read_only: false,
+            nvm: None,
+            remote: None,
+            durable_within: Some(within),
+            write_log: None,
+        };
+        let options = JournalsOptions { disks: vec![disk], budget_bytes: 64 << 20, tracer: None };
+        let area = AreaDirectory::create(&directory.join("vms"), &directory.join("registry"));
+        let journals = Journals::new(&VmMemory::new(), area.expect("a directory"), options).expect("journals");
+        let log = journals.logs().remove(0);
+        let held = Held::new(Arc::clone(&journals.area), log.id);
+        let mut block = vec![0; log.place.block_bytes as usize];
+        log.read_stored(0, &mut block).expect("read");
+        assert!(held.begin_aging(&log, &block).expect("it begins"));
+        (journals, log, held, block)
+    }
 
     /// Commits wait for the machine, with nothing under way, as they do where the log is full, and the guest writes home what would make
     /// room. With no age they were to be durable, and with one they were slowed down.
@@ -337,31 +369,7 @@ mod tests {
     fn a_commit_that_waits_for_room_is_answered_as_its_log_goes() {
         for (within, is_held) in [(Duration::ZERO, false), (Duration::from_secs(3600), true)] {
             let directory = tempfile::tempdir_in("/dev/shm").expect("tmpfs");
-            let image = directory.path().join("image");
-            std::fs::File::create(&image).and_then(|file| file.set_len(16 << 20)).expect("an image");
-            let make = |mut command: std::process::Command| command.arg(&image).status().expect("e2fsprogs");
-            let mut mke2fs = std::process::Command::new("mke2fs");
-            mke2fs.args(["-q", "-F", "-t", "ext4", "-b", "4096", "-J", "size=4"]);
-            assert!(make(mke2fs).success());
-            let disk = DiskOptions {
-                name: "disk".to_owned(),
-                path: image,
-                placement: PlacementKind::Copy,
-                honour_flush: false,
-                read_only: false,
-                nvm: None,
-                remote: None,
-                durable_within: Some(within),
-                write_log: None,
-            };
-            let options = JournalsOptions { disks: vec![disk], budget_bytes: 64 << 20, tracer: None };
-            let area = AreaDirectory::create(&directory.path().join("vms"), &directory.path().join("registry"));
-            let journals = Journals::new(&VmMemory::new(), area.expect("a directory"), options).expect("journals");
-            let log = journals.logs().remove(0);
-            let held = Held::new(Arc::clone(&journals.area), log.id);
-            let mut block = vec![0; log.place.block_bytes as usize];
-            log.read_stored(0, &mut block).expect("read");
-            assert!(held.begin_aging(&log, &block).expect("it begins"));
+            let (_journals, log, held, block) = opened(directory.path(), within);
             let mut steps = Steps::default();
             {
                 let mut state = held.state();
@@ -387,5 +395,17 @@ mod tests {
             let answered = |step: &(Side, Step)| matches!(step.1, Step::Release(_, told) if told == status);
             assert_eq!(steps.0.iter().filter(|step| answered(step)).count(), 2, "{within:?}: {:?}", steps.0);
         }
+    }
+
+    /// Changes of homes that wait for the machine are asked about once more when there is neither a machine nor a log.
+    #[test]
+    fn what_waits_for_a_machine_is_asked_about_when_its_log_has_gone() {
+        let directory = tempfile::tempdir_in("/dev/shm").expect("tmpfs");
+        let (_journals, log, held, _) = opened(directory.path(), Duration::from_secs(5));
+        let mut steps = Steps::default();
+        held.aged_has_no_log(&log, &mut steps);
+        assert!(held.state().aging.is_none());
+        let is_retry = |step: &(Side, Step)| step.0 == Side::Home && matches!(step.1, Step::Retry);
+        assert!(steps.0.iter().any(is_retry), "{:?}", steps.0);
     }
 }

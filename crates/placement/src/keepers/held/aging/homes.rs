@@ -332,8 +332,9 @@ impl Held {
             };
             let (id, blocks) = (WriteId(aging.id()), write.block..write.block + 1);
             if closed.touches(&blocks) {
-                // It is owed still, and chosen again.
+                // It is owed still, and chosen again when what is in its way has ended.
                 self.end_unsent([(operation, write)]);
+                self.inner().is_host_barred = true;
                 continue;
             }
             // The machine may let it go at once.

@@ -14,13 +14,16 @@ impl Held {
         let now = aging.map(|aging| aging.machine.status()).unwrap_or_default();
         let all = sum(&state.counted, &now);
         let age = |aging: &Aging, oldest: Duration| (log.home.now() - aging.since).saturating_sub(oldest).as_secs_f64();
-        let is_lost = aging.is_some_and(|aging| aging.watched.is_lost());
+        // What an age had allowed before is not.
+        let is_at_once = aging.is_some_and(|aging| aging.watched.is_lost() && !aging.owes());
         // While it ends, or has not begun wholly, nothing is promised.
         let in_force = aging.filter(|aging| aging.machine.is_proven() && aging.ending.is_none());
-        let is_to_begin = in_force.is_none() && !state.is_leaving && log.home.durable_within().is_some();
+        let within_s =
+            in_force.and_then(|aging| if is_at_once { Some(0) } else { aging.allows().map(|age| age.as_secs()) });
+        // Who has asked for a promise and has none, for whatever cause, is told why.
+        let is_missing = within_s.is_none() && log.home.durable_within().is_some();
         DurabilityReport {
-            within_s: in_force
-                .and_then(|aging| if is_lost { Some(0) } else { aging.allows().map(|age| age.as_secs()) }),
+            within_s,
             oldest_undurable_s: aging.zip(now.oldest).map(|(aging, oldest)| age(aging, oldest)),
             compounds: all.compounds,
             compound_blocks: all.compound_blocks,
@@ -30,11 +33,16 @@ impl Held {
             discards_held: all.discards_held,
             through: aging.map(|aging| (aging.machine.durable(), aging.machine.under_way())),
             within: in_force.and_then(Aging::allows),
+            is_held: log.is_open(),
+            has_begun: aging.is_some(),
             reason: match &state.why_not {
-                None if is_lost => {
+                None if is_missing && state.is_leaving => {
+                    Some("its journal is on its way to storage, and only held until it is there".to_owned())
+                }
+                None if is_missing => Some("not yet: what is held becomes durable first".to_owned()),
+                None if is_at_once => {
                     Some("its bitmaps are not understood, so every commit is durable at once".to_owned())
                 }
-                None if is_to_begin => Some("not yet: what is held becomes durable first".to_owned()),
                 why => why.clone(),
             },
         }

@@ -92,6 +92,8 @@ impl Held {
         );
         aging.take_waiting().fail(steps);
         self.end_unsent(aging.hosts.into_values());
+        // What waited for the machine waits for nothing.
+        steps.push(Side::Home, Step::Retry);
     }
 
     /// If this superblock closes the log, and compounds have had numbers that are to be the guest's: which these are.
