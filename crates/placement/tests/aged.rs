@@ -52,6 +52,8 @@ const BLOCK: u64 = 4096;
 const BLOCKS: u64 = 3072;
 const PAGES: u32 = 2048;
 const SECTOR: usize = 512;
+/// Where the first of two partitions begins.
+const FIRST: u64 = 1 << 20;
 /// Blocks that every transaction writes: in use, so no appends, and with nothing in them.
 type Homes = [u64; 3];
 
@@ -72,6 +74,47 @@ fn homes(image: &Vec<u8>, journal: &[u64]) -> Homes {
     std::array::from_fn(|index| *found.get(index).expect("an inode table has unused blocks"))
 }
 
+/// A file system of the disk, as its guest has it. A rig has one, and may have another beside it.
+struct Part {
+    number: usize,
+    start: u64,
+    homes: Homes,
+    log_at: Vec<u64>,
+    superblock: Vec<u8>,
+    builder: LogBuilder,
+    committed: u8,
+}
+
+/// Makes a file system of so many bytes in an image, with a log of so many MiB. It takes nothing away from what is beside it.
+fn make_file_system(image: &Path, start: u64, bytes: u64, log_mib: u64, is_alone: bool) {
+    let made = Command::new("mke2fs")
+        .args(["-q", "-F", "-t", "ext4", "-b", "4096", "-J"])
+        .arg(format!("size={log_mib}"))
+        .arg("-E")
+        .arg(format!("offset={start}{}", if is_alone { "" } else { ",nodiscard" }))
+        .arg(image)
+        .arg(format!("{}k", bytes / 1024))
+        .output();
+    assert!(made.expect("e2fsprogs are installed").status.success());
+}
+
+/// What its guest has of a file system that was found on the disk.
+fn part(number: usize, image: &[u8], found: &extfs::FileSystem, bytes: u64) -> Part {
+    let start = found.offset;
+    let image = image[start as usize..][..bytes as usize].to_vec();
+    let extents = found.journal.extents(&found.superblock);
+    let log_at: Vec<u64> = extents
+        .iter()
+        .flat_map(|extent| (0..u64::from(extent.count)).map(|index| (extent.physical + index) * BLOCK))
+        .collect();
+    let homes = homes(&image, &log_at);
+    let superblock = image[log_at[0] as usize..][..BLOCK as usize].to_vec();
+    let log_at = log_at.into_iter().map(|at| start + at).collect();
+    let (parsed, format) = Superblock::parse(&superblock).expect("a journal");
+    let builder = LogBuilder::new(format, parsed.first, parsed.sequence + 1);
+    Part { number, start, homes, log_at, superblock, builder, committed: 0 }
+}
+
 struct Rig {
     directory: tempfile::TempDir,
     image: PathBuf,
@@ -82,12 +125,18 @@ struct Rig {
     route: DiskRoute,
     clock: Arc<AtomicU64>,
     next: u32,
+    /// Which of the disk's file systems is asked for things.
+    number: usize,
     /// Where the file system begins.
     start: u64,
     homes: Homes,
     log_at: Vec<u64>,
     superblock: Vec<u8>,
     builder: LogBuilder,
+    /// Bytes of each file system.
+    bytes: u64,
+    /// The other one, if the disk has two.
+    other: Option<Part>,
     waiting: Vec<DiskOperation>,
     /// The last transaction, and the last that has to be there.
     committed: u8,
@@ -114,38 +163,37 @@ impl Rig {
     }
 
     fn with_placement(start: u64, within: Option<Duration>, log_mib: u64, placement: PlacementKind) -> Self {
-        let blocks = BLOCKS + (log_mib - 4) * 512;
+        Self::with_parts(&[start], within, log_mib, placement)
+    }
+
+    /// The disk has two file systems, in two partitions.
+    fn pair(within: Option<Duration>) -> Self {
+        Self::with_parts(&[FIRST, FIRST + BLOCKS * BLOCK], within, 4, PlacementKind::Copy)
+    }
+
+    fn with_parts(starts: &[u64], within: Option<Duration>, log_mib: u64, placement: PlacementKind) -> Self {
+        let bytes = (BLOCKS + (log_mib - 4) * 512) * BLOCK;
         let directory = tempfile::tempdir_in("/dev/shm").expect("tmpfs");
         let image = directory.path().join("image");
         let file = File::options().create_new(true).read(true).write(true).open(&image).expect("made");
-        file.set_len(start + blocks * BLOCK).expect("a length");
-        let made = Command::new("mke2fs")
-            .args(["-q", "-F", "-t", "ext4", "-b", "4096", "-J"])
-            .arg(format!("size={log_mib}"))
-            .arg("-E")
-            .arg(format!("offset={start}"))
-            .arg(&image)
-            .arg(format!("{}k", blocks * BLOCK / 1024))
-            .output();
-        assert!(made.expect("e2fsprogs are installed").status.success());
-        if start > 0 {
-            let [first, sectors] = [start, blocks * BLOCK].map(|bytes| (bytes / SECTOR as u64) as u32);
-            let table = [&[0, 0, 0, 0, 0x83, 0, 0, 0][..], &first.to_le_bytes(), &sectors.to_le_bytes()].concat();
+        file.set_len(starts[starts.len() - 1] + bytes).expect("a length");
+        starts.iter().for_each(|start| make_file_system(&image, *start, bytes, log_mib, starts.len() == 1));
+        if starts[0] > 0 {
+            let entry = |start: &u64| {
+                let [first, sectors] = [*start, bytes].map(|bytes| (bytes / SECTOR as u64) as u32);
+                [&[0, 0, 0, 0, 0x83, 0, 0, 0][..], &first.to_le_bytes(), &sectors.to_le_bytes()].concat()
+            };
+            let table: Vec<u8> = starts.iter().flat_map(entry).collect();
             file.write_all_at(&table, 446).and_then(|()| file.write_all_at(&[0x55, 0xaa], 510)).expect("written");
         }
         std::fs::copy(&image, directory.path().join("before")).expect("copied");
-        let bytes = std::fs::read(&image).expect("the image");
-        let found = extfs::discover(&bytes).expect("readable").remove(0);
-        let bytes = bytes[start as usize..].to_vec();
-        let extents = found.journal.extents(&found.superblock);
-        let log_at: Vec<u64> = extents
-            .iter()
-            .flat_map(|extent| (0..u64::from(extent.count)).map(|index| (extent.physical + index) * BLOCK))
-            .collect();
-        let homes = homes(&bytes, &log_at);
-        let superblock = bytes[log_at[0] as usize..][..BLOCK as usize].to_vec();
-        let log_at = log_at.into_iter().map(|at| start + at).collect();
-        let (parsed, format) = Superblock::parse(&superblock).expect("a journal");
+        let content = std::fs::read(&image).expect("the image");
+        let found = extfs::discover(&content).expect("readable");
+        assert_eq!(found.iter().map(|found| found.offset).collect::<Vec<_>>(), starts);
+        let mut parts = found.iter().enumerate().map(|(number, found)| part(number, &content, found, bytes));
+        let first = parts.next().expect("a file system");
+        let Part { number, start, homes, log_at, superblock, builder, committed } = first;
+        let other = parts.next();
         let memory = VmMemory::new();
         let area =
             AreaDirectory::create(&directory.path().join("vms"), &directory.path().join("registry")).expect("made");
@@ -189,18 +237,48 @@ impl Rig {
             route,
             clock,
             next: 0,
+            number,
             start,
             homes,
             log_at,
             superblock,
-            builder: LogBuilder::new(format, parsed.first, parsed.sequence + 1),
+            builder,
+            bytes,
+            other,
             waiting: Vec::new(),
-            committed: 0,
+            committed,
             told: Vec::new(),
             held: 0,
             fails: false,
             directory,
         }
+    }
+
+    /// From now on it is the other file system that is asked for things.
+    fn turn(&mut self) {
+        let other = self.other.as_mut().expect("the disk has two");
+        std::mem::swap(&mut self.number, &mut other.number);
+        std::mem::swap(&mut self.start, &mut other.start);
+        std::mem::swap(&mut self.homes, &mut other.homes);
+        std::mem::swap(&mut self.log_at, &mut other.log_at);
+        std::mem::swap(&mut self.superblock, &mut other.superblock);
+        std::mem::swap(&mut self.builder, &mut other.builder);
+        std::mem::swap(&mut self.committed, &mut other.committed);
+    }
+
+    /// Whether this byte of the disk is in the file system.
+    fn has(&self, offset: u64) -> bool {
+        (self.start..self.start + self.bytes).contains(&offset)
+    }
+
+    /// The file system, of an image of the disk.
+    fn part<'a>(&self, image: &'a [u8]) -> &'a [u8] {
+        &image[self.start as usize..][..self.bytes as usize]
+    }
+
+    /// Where its log lies, in bytes from its begin.
+    fn log_in_part(&self) -> Vec<u64> {
+        self.log_at.iter().map(|at| at - self.start).collect()
     }
 
     /// The worker is dead, with nothing under way: another one goes on.
@@ -374,10 +452,15 @@ impl Rig {
 
     /// The same, with more blocks.
     fn transaction_with(&mut self, more: impl IntoIterator<Item = u64>) -> Vec<(u32, Vec<u8>)> {
+        self.transaction_of(more, Vec::new())
+    }
+
+    /// And with blocks that it revokes.
+    fn transaction_of(&mut self, more: impl IntoIterator<Item = u64>, revokes: Vec<u64>) -> Vec<(u32, Vec<u8>)> {
         self.committed += 1;
         let blocks = self.homes.into_iter().chain(more).map(|block| (block, content(self.committed))).collect();
         let mut log = Vec::new();
-        let transaction = Transaction { blocks, ..Transaction::default() };
+        let transaction = Transaction { blocks, revokes, ..Transaction::default() };
         self.builder.transaction(&transaction, &mut |position, block| log.push((position, block.to_vec())));
         log
     }
@@ -417,84 +500,204 @@ impl Rig {
         self.journals.report("vm").disks[0].durability.as_ref().map_or(0, |durability| durability.compounds)
     }
 
+    /// A name for this place in the log of writes, which is about the file system.
+    fn mark(&self, name: &str) {
+        self.log.mark(&if self.number == 0 { name.to_owned() } else { format!("{OTHER}{name}") });
+    }
+
+    /// The name that this one is to the file system, if it is about that.
+    fn own_name<'a>(&self, name: &'a str) -> Option<&'a str> {
+        if let Some(name) = name.strip_prefix(BOTH) {
+            return Some(name);
+        }
+        match name.strip_prefix(OTHER) {
+            Some(name) => (self.number == 1).then_some(name),
+            None => (self.number == 0).then_some(name),
+        }
+    }
+
     /// A name for this place in the log of writes: from here on at least this transaction is there, after a power cut.
     fn promise(&self, transaction: u8) {
-        self.log.mark(&format!("promise {transaction} 0"));
+        self.mark(&format!("promise {transaction} 0"));
     }
 
     /// The same, and in the first home at least this version, which was written past the journal.
     fn promise_direct(&self, transaction: u8, version: u8) {
-        self.log.mark(&format!("promise {transaction} {version}"));
+        self.mark(&format!("promise {transaction} {version}"));
     }
 
     /// From here on the first home may have this, written past the journal.
     fn writes_directly(&self, version: u8) {
-        self.log.mark(&format!("direct {version}"));
+        self.mark(&format!("direct {version}"));
     }
 
     /// From here on storage may have an error mark.
     fn gives_up(&self) {
-        self.log.mark("gives up");
+        self.mark("gives up");
     }
 
     /// From here on it may not any more.
     fn holds(&self) {
-        self.log.mark("holds");
+        self.mark("holds");
     }
 
     /// Cuts the log of writes everywhere, a few times each. Gives how many cuts were judged.
-    fn judge(self) -> u64 {
-        let Rig { directory, log_at, homes, .. } = self;
-        let mut durable = std::fs::read(directory.path().join("before")).expect("the image");
-        let log = File::open(directory.path().join("log")).expect("the log");
-        let mut unflushed: BTreeMap<u64, Vec<Arc<[u8]>>> = BTreeMap::new();
+    fn judge(mut self) -> u64 {
+        let judged = self.judged();
+        if self.other.is_none() {
+            return judged;
+        }
+        self.turn();
+        judged + self.judged()
+    }
+
+    /// The same, where it concerns the file system.
+    fn judged(&self) -> u64 {
+        let before = std::fs::read(self.directory.path().join("before")).expect("the image");
+        let mut durable = self.part(&before).to_vec();
+        let log = File::open(self.directory.path().join("log")).expect("the log");
+        let (log_at, mut unflushed) = (self.log_in_part(), Unflushed::default());
         let mut random = Random::new(7);
+        let mut reused: Option<Reused> = None;
         let (mut promise, mut may_give_up, mut judged) = (Promise::default(), false, 0);
         for (index, entry) in entries(&log).enumerate() {
             let entry = entry.expect("an entry");
             match entry.kind {
-                EntryKind::Write(data) => {
-                    for (at, part) in (entry.offset / SECTOR as u64..).zip(data.chunks(SECTOR)) {
-                        unflushed.entry(at).or_default().push(Arc::from(part));
-                    }
-                }
-                EntryKind::Flush => {
-                    for (at, all) in std::mem::take(&mut unflushed) {
-                        let at = at as usize * SECTOR;
-                        durable[at..at + SECTOR].copy_from_slice(all.last().expect("one"));
-                    }
-                }
-                EntryKind::Mark(name) if name == "gives up" => may_give_up = true,
-                EntryKind::Mark(name) if name == "holds" => may_give_up = false,
-                EntryKind::Mark(name) if name == "recovery" => {}
+                EntryKind::Write(_) if !self.has(entry.offset) => continue,
+                EntryKind::Write(data) => unflushed.written(index, entry.offset - self.start, &data),
+                EntryKind::Flush => unflushed.flushed(index, &mut durable),
                 EntryKind::Mark(name) => {
-                    let numbers: Vec<u8> =
-                        name.split(' ').skip(1).map(|text| text.parse().expect("a number")).collect();
-                    match numbers[..] {
-                        [transaction, 0] => promise = transaction.into(),
-                        [transaction, direct] => (promise.transaction, promise.direct_min) = (transaction, direct),
-                        [direct] => promise.direct_max = direct,
+                    let Some(name) = self.own_name(&name) else { continue };
+                    let numbers: Vec<u64> = name.split(' ').filter_map(|word| word.parse().ok()).collect();
+                    match (name.split(' ').next().unwrap_or_default(), &numbers[..]) {
+                        ("gives", []) => may_give_up = true,
+                        ("holds", []) => may_give_up = false,
+                        ("recovery", []) => {}
+                        ("promise", [transaction, 0]) => promise = (*transaction as u8).into(),
+                        ("promise", [transaction, direct]) => {
+                            (promise.transaction, promise.direct_min) = (*transaction as u8, *direct as u8);
+                        }
+                        ("direct", [direct]) => promise.direct_max = *direct as u8,
+                        ("reuses", [block, transaction, version]) => {
+                            let reused = reused.get_or_insert_with(|| Reused { block: *block, ..Reused::default() });
+                            let version = (*version > 0).then_some(*version as u8);
+                            reused.as_of.insert(*transaction as u8, version);
+                        }
+                        ("data", [transaction, version]) => {
+                            let reused = reused.as_mut().expect("it was deleted");
+                            reused.data.insert(*transaction as u8, *version as u8);
+                        }
+                        ("flushes", [number]) => {
+                            unflushed.begun.insert(*number, index);
+                            continue;
+                        }
+                        ("flushed", [number]) => unflushed.ended(*number, &mut durable),
+                        ("flush", []) => unflushed.may_be_lost(),
+                        ("unjudged", []) => break,
                         _ => unreachable!("{name}"),
                     }
                 }
                 EntryKind::Discard(_) => unreachable!("nothing is discarded"),
             }
             for keep in [0, 100, 50, 20, 80] {
-                let mut kept = HashMap::new();
-                for (at, all) in &unflushed {
-                    let which = random.below(all.len() as u64) as usize;
-                    if random.below(100) < keep {
-                        kept.insert(*at as usize, Arc::clone(&all[if keep == 100 { all.len() - 1 } else { which }]));
-                    }
-                }
                 judged += 1;
-                let cut = Image { bytes: &durable, kept };
-                let problem = state(&cut, (&log_at, &homes), promise, may_give_up).err();
+                let cut = Image { bytes: &durable, kept: unflushed.kept(keep, &mut random) };
+                let places = (&log_at[..], &self.homes, reused.as_ref());
+                let problem = state_beside(&cut, places, promise, may_give_up).err();
                 let problem = problem.or_else(|| taken_for_next(&cut, &log_at));
-                assert!(problem.is_none(), "entry {index}, {keep} percent kept, {promise:?}: {problem:?}");
+                assert!(
+                    problem.is_none(),
+                    "file system {}, entry {index}, {keep} percent kept, {promise:?}, {reused:?}: {problem:?}",
+                    self.number
+                );
             }
         }
         judged
+    }
+}
+
+/// Begins of names in the log of writes that are about the second file system, and about both.
+const OTHER: &str = "other ";
+const BOTH: &str = "both ";
+
+/// What was written, and is not durable.
+#[derive(Default)]
+struct Unflushed {
+    /// By sector, each with its place in the log of writes.
+    sectors: BTreeMap<u64, Vec<(usize, Arc<[u8]>)>>,
+    /// The same of what a flush that has failed may have lost: no other one says anything of it.
+    lost: BTreeMap<u64, Vec<(usize, Arc<[u8]>)>>,
+    /// Where flushes began, by their numbers.
+    begun: HashMap<u64, usize>,
+}
+
+impl Unflushed {
+    fn written(&mut self, index: usize, offset: u64, data: &[u8]) {
+        for (at, part) in (offset / SECTOR as u64..).zip(data.chunks(SECTOR)) {
+            self.sectors.entry(at).or_default().push((index, Arc::from(part)));
+        }
+    }
+
+    /// What was written before this place is durable.
+    fn flushed(&mut self, before: usize, durable: &mut [u8]) {
+        let Unflushed { sectors, lost, .. } = self;
+        sectors.retain(|sector, all| {
+            let covered = all.partition_point(|(index, _)| *index < before);
+            if let Some((_, last)) = all[..covered].last() {
+                let at = *sector as usize * SECTOR;
+                durable[at..at + SECTOR].copy_from_slice(last);
+                lost.remove(sector);
+            }
+            all.drain(..covered);
+            !all.is_empty()
+        });
+    }
+
+    /// A flush has ended, and well.
+    fn ended(&mut self, number: u64, durable: &mut [u8]) {
+        let before = self.begun.remove(&number).expect("it has begun");
+        self.flushed(before, durable);
+    }
+
+    /// A flush has failed.
+    fn may_be_lost(&mut self) {
+        for (sector, mut all) in std::mem::take(&mut self.sectors) {
+            self.lost.entry(sector).or_default().append(&mut all);
+        }
+    }
+
+    /// What a power cut leaves of it, where it keeps so many percent.
+    fn kept(&self, keep: u64, random: &mut Random) -> HashMap<usize, Arc<[u8]>> {
+        let mut kept = HashMap::new();
+        for (sector, all) in self.lost.iter().chain(&self.sectors) {
+            let which = random.below(all.len() as u64) as usize;
+            if random.below(100) < keep {
+                let (_, part) = &all[if keep == 100 { all.len() - 1 } else { which }];
+                kept.insert(*sector as usize, Arc::clone(part));
+            }
+        }
+        kept
+    }
+}
+
+/// A block beside the homes that is journaled, deleted and used for data, as files come and go.
+#[derive(Debug, Default)]
+struct Reused {
+    block: u64,
+    /// The version that is journaled from a transaction on; nothing where that one deletes it.
+    as_of: BTreeMap<u8, Option<u8>>,
+    /// The data that has to be there since, by the transaction that has deleted it.
+    data: BTreeMap<u8, u8>,
+}
+
+impl Reused {
+    /// Whether this may be there as of a transaction.
+    fn is_good(&self, transaction: u8, found: &[u8]) -> bool {
+        match self.as_of.range(..=transaction).next_back() {
+            None => true,
+            Some((_, Some(version))) => found == content(*version),
+            Some((since, None)) => self.data.get(since).is_none_or(|version| found == content(*version)),
+        }
     }
 }
 
@@ -573,7 +776,16 @@ fn state(
     promise: impl Into<Promise>,
     may_give_up: bool,
 ) -> Result<u8, String> {
-    let promise = promise.into();
+    state_beside(image, (log_at, homes, None), promise.into(), may_give_up)
+}
+
+/// The same, where files come and go beside the homes.
+fn state_beside(
+    image: &Image<'_>,
+    (log_at, homes, reused): (&[u64], &Homes, Option<&Reused>),
+    promise: Promise,
+    may_give_up: bool,
+) -> Result<u8, String> {
     let mut raw = vec![0; SUPERBLOCK_BYTES];
     image.read(log_at[0], &mut raw);
     let (superblock, format) = Superblock::parse(&raw).map_err(|error| error.to_string())?;
@@ -594,13 +806,14 @@ fn state(
             copies.insert(block.home(), content);
         }
     }
-    let found = homes.map(|home| {
+    let mut replayed = |home: u64| {
         copies.remove(&home).unwrap_or_else(|| {
             let mut content = vec![0; BLOCK as usize];
             image.read(home * BLOCK, &mut content);
             content
         })
-    });
+    };
+    let found = homes.map(&mut replayed);
     let versions = found.each_ref().map(|found| {
         (*found == content(found[0])).then_some(found[0]).or(found.iter().all(|byte| *byte == 0).then_some(0))
     });
@@ -618,6 +831,11 @@ fn state(
         Err(format!("homes are as of {versions:?}"))
     } else if second < transaction {
         Err(format!("it is as of {second}"))
+    } else if let Some(reused) = reused
+        && let found = replayed(reused.block)
+        && !reused.is_good(second, &found)
+    {
+        Err(format!("it is as of {second}, and block {} begins with {:?}", reused.block, &found[..4]))
     } else {
         Ok(second)
     }
@@ -997,7 +1215,8 @@ fn an_error_of_the_guests_own_outlives_the_worker_that_answered() {
 fn expect_recovered(rig: &Rig) {
     rig.journals.recover_all().expect("recovered");
     let image = std::fs::read(&rig.image).expect("the image");
-    assert_eq!(state(&Image::of(&image), (&rig.log_at, &rig.homes), rig.committed, false), Ok(rig.committed));
+    let (part, log_at) = (rig.part(&image), rig.log_in_part());
+    assert_eq!(state(&Image::of(part), (&log_at, &rig.homes), rig.committed, false), Ok(rig.committed));
 }
 
 /// Without memory for it a log block goes to its own place, which is where compounds are: durability by age ends before that, and

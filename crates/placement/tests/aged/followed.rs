@@ -4,6 +4,9 @@
 //! The guest is one that waits for its transaction before it begins the next, writes home what it has committed, and asks again for
 //! whatever it was not answered. With a kill all that was sent is there, whether anybody heard of it or not, or was never sent.
 
+#[path = "pair.rs"]
+mod pair;
+
 use super::*;
 use std::collections::HashSet;
 use std::sync::Mutex;
@@ -29,12 +32,21 @@ struct Guest {
     /// Commits that were answered well, and those that failed.
     acknowledged: u8,
     failures: u32,
+    /// The same of the other file system, if its disk has two.
+    other: (u8, u32),
     deaths: u32,
+    /// Storage ends in any order what it was asked for, and a flush covers what had ended when it was asked for, and nothing else. What was
+    /// answered is kept here then, and whether it failed.
+    is_unordered: bool,
+    answered: Vec<(u32, Asked, bool)>,
 }
 
 impl Guest {
     fn new(seed: u64, within: Option<Duration>) -> Self {
-        let mut rig = Rig::new(within);
+        Self::of(Rig::new(within), seed, within)
+    }
+
+    fn of(mut rig: Rig, seed: u64, within: Option<Duration>) -> Self {
         if within.is_none() {
             rig.gives_up();
         }
@@ -48,8 +60,17 @@ impl Guest {
             failed: HashSet::new(),
             acknowledged: 0,
             failures: 0,
+            other: (0, 0),
             deaths: 0,
+            is_unordered: false,
+            answered: Vec::new(),
         }
+    }
+
+    /// From now on it is the other file system that is asked for things.
+    fn turn(&mut self) {
+        self.rig.turn();
+        (self.acknowledged, self.failures) = std::mem::replace(&mut self.other, (self.acknowledged, self.failures));
     }
 
     fn planned(&mut self, plan: Plan) {
@@ -58,6 +79,9 @@ impl Guest {
                 PlanAction::Disk(operation) => {
                     if let Some(request) = operation.request {
                         *self.left.entry(request.0).or_default() += 1;
+                    }
+                    if self.is_unordered && operation.operation == Operation::Flush {
+                        self.rig.log.mark(&format!("{BOTH}flushes {}", number_of(&operation)));
                     }
                     self.rig.waiting.push(operation);
                 }
@@ -82,14 +106,25 @@ impl Guest {
             self.left.remove(&number);
             let has_failed = self.failed.remove(&number);
             if let Some(transaction) = asked.commits {
+                let turns = !self.rig.has(asked.offset);
+                if turns {
+                    self.turn();
+                }
                 if has_failed {
                     self.failures += 1;
                 } else {
                     self.acknowledged = self.acknowledged.max(transaction);
-                    if self.within == Some(Duration::ZERO) {
+                    // One that is only held by now is told of when storage says so.
+                    if self.within == Some(Duration::ZERO) && !(self.is_unordered && !is_aged(&self.rig)) {
                         self.rig.promise(transaction);
                     }
                 }
+                if turns {
+                    self.turn();
+                }
+            }
+            if self.is_unordered {
+                self.answered.push((number, asked, has_failed));
             }
         }
     }
@@ -100,6 +135,13 @@ impl Guest {
 
     /// Asks for something, whether another worker was asked for it before.
     fn ask_as(&mut self, asked: Asked, is_again: bool) {
+        let mut plan = Plan::default();
+        self.route(asked, is_again, &mut plan);
+        self.rig.route.end_of_pass(&mut plan);
+        self.planned(plan);
+    }
+
+    fn route(&mut self, asked: Asked, is_again: bool, plan: &mut Plan) {
         let mut slices: Vec<MemorySlice> = Vec::new();
         self.rig.next += 1;
         for part in asked.content.chunks(BLOCK as usize) {
@@ -108,17 +150,15 @@ impl Guest {
             self.rig.memory.simulated_guest_write(page, 0, part);
             slices.push(self.rig.memory.page(page).expect("a page").sub(0, part.len()));
         }
-        let (id, mut plan) = (RequestId(self.rig.next), Plan::default());
+        let id = RequestId(self.rig.next);
         let (kind, offset, len) = (asked.kind, asked.offset, asked.content.len() as u64);
         self.asked.insert(id.0, asked);
         let request = Request { id, kind, offset, len, segments: &slices };
         if is_again {
-            self.rig.route.route_again(&request, &mut plan);
+            self.rig.route.route_again(&request, plan);
         } else {
-            self.rig.route.route(&request, &mut plan);
+            self.rig.route.route(&request, plan);
         }
-        self.rig.route.end_of_pass(&mut plan);
-        self.planned(plan);
     }
 
     fn wake(&mut self) {
@@ -166,13 +206,19 @@ impl Guest {
         if self.rig.waiting.is_empty() {
             return;
         }
-        let index = if self.rig.waiting[0].operation == Operation::Flush {
+        let index = if self.is_unordered {
+            self.random.below(self.rig.waiting.len() as u64) as usize
+        } else if self.rig.waiting[0].operation == Operation::Flush {
             0
         } else {
             let flush = self.rig.waiting.iter().position(|other| other.operation == Operation::Flush);
             self.random.below(flush.unwrap_or(self.rig.waiting.len()) as u64) as usize
         };
         let operation = self.rig.waiting.remove(index);
+        self.end(operation);
+    }
+
+    fn end(&mut self, operation: DiskOperation) {
         let has_failed = !self.carry_out(&operation);
         let mut plan = Plan::default();
         if let Some(ticket) = operation.ticket {
@@ -190,6 +236,12 @@ impl Guest {
 
     fn carry_out(&mut self, operation: &DiskOperation) -> bool {
         match operation.operation {
+            Operation::Flush if self.is_unordered => {
+                let name =
+                    if self.rig.fails { "flush fails".to_owned() } else { format!("flushed {}", number_of(operation)) };
+                self.rig.log.mark(&format!("{BOTH}{name}"));
+                return !self.rig.fails;
+            }
             Operation::Write | Operation::Flush if self.rig.fails => return false,
             Operation::Write => {
                 let mut bytes = Vec::new();
@@ -325,6 +377,11 @@ impl Guest {
             self.settle();
         }
     }
+}
+
+/// The number of a flush, of which somebody hears.
+fn number_of(flush: &DiskOperation) -> u64 {
+    flush.ticket.expect("somebody hears of it").0
 }
 
 /// Files that all have one text: writes of some were under way when they were deleted, and then when a worker died; others with that text are
@@ -568,6 +625,11 @@ impl Guest {
     /// What the guest asks for to commit its next transaction: the body, and the commit block.
     fn next_commit(&mut self) -> (Vec<Asked>, Asked) {
         let log = self.rig.transaction();
+        self.commit_in(log)
+    }
+
+    /// The same of the last transaction, in its log blocks.
+    fn commit_in(&self, log: Vec<(u32, Vec<u8>)>) -> (Vec<Asked>, Asked) {
         let asked = |(position, content): (u32, Vec<u8>)| {
             let (kind, offset) = (RequestKind::Write, self.rig.log_at[position as usize]);
             Asked { kind, offset, content, commits: None }
