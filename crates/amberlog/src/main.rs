@@ -28,7 +28,7 @@
 //!
 //! The others are what these need ([own-files](../own_files/index.html), [image-file](../image_file/index.html),
 //! [sandbox](../sandbox/index.html), [log-context](../log_context/index.html), [command-line](../command_line/index.html),
-//! [disk-model](../disk_model/index.html)), the other programs, and what tests them ([crash-explorer](../crash_explorer/index.html),
+//! [disk-model-client](../disk_model_client/index.html)), the other programs, and what tests them ([crash-explorer](../crash_explorer/index.html),
 //! [guest-kit](../guest_kit/index.html), [lab](../lab/index.html)).
 
 // What an option's help says in brackets is optional, and no link.

@@ -29,13 +29,21 @@ const SIZE: u32 = size_of::<Attributes>() as u32;
 /// The calling thread's turns are short from now on, and so are those of all threads and processes that it starts. Where that
 /// cannot be, they stay as they are.
 pub fn be_short() {
-    let shortened = of_this_thread().and_then(|now| match now.policy as i32 {
+    if let Err(error) = shorten() {
+        log::debug!("the kernel does not let a thread choose how long its turns are: {error}");
+    }
+}
+
+/// The same by system calls alone, as it has to be between fork and exec.
+///
+/// # Errors
+/// When the kernel does not let a thread choose.
+pub fn shorten() -> io::Result<()> {
+    let now = of_this_thread()?;
+    match now.policy as i32 {
         libc::SCHED_OTHER | libc::SCHED_BATCH => set(Attributes { runtime: TURN_NANOSECONDS, ..now }),
         // Somebody has thought about it.
         _ => Ok(()),
-    });
-    if let Err(error) = shortened {
-        log::debug!("the kernel does not let a thread choose how long its turns are: {error}");
     }
 }
 

@@ -1,7 +1,11 @@
 //! The programs beside `amberlog`: what serves VMs carries no experiments and no servers, and still knows their commands.
 
+use disk_model::{Profile, Server, ServerOptions};
+use guest_kit::program::has_ended_within;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 /// The crates that a package needs to run, as cargo resolves them for it alone.
 fn crates_below(package: &str) -> Vec<String> {
@@ -31,12 +35,12 @@ fn crates_below(package: &str) -> Vec<String> {
 fn what_serves_vms_carries_no_experiments_and_no_servers() {
     let crates = crates_below("amberlog");
     assert!(crates.iter().any(|name| name == "placement"), "{crates:?}");
-    for unwanted in ["lab", "ssd-sim", "guest-kit", "test-frontend", "journal-server", "async-nats"] {
+    for unwanted in ["lab", "ssd-sim", "disk-model", "guest-kit", "test-frontend", "journal-server", "async-nats"] {
         assert!(!crates.iter().any(|name| name == unwanted), "amberlog needs {unwanted}");
     }
     // Moving bytes needs nothing of where journals live.
     let device = crates_below("block-device");
-    for unwanted in ["placement", "journal-area", "remote-journal", "tokio", "jbd2"] {
+    for unwanted in ["placement", "journal-area", "remote-journal", "tokio", "jbd2", "disk-model"] {
         assert!(!device.iter().any(|name| name == unwanted), "block-device needs {unwanted}");
     }
 }
@@ -172,4 +176,121 @@ fn disks_that_contradict_each_other_are_a_usage_error() {
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.code() == Some(2) && said.contains(sentence), "{words:?}: {said}");
     }
+}
+
+/// A copy of `amberlog`, and beside it an `amberlog-lab` that notes how it is called, and has a drive of this process answer at the socket
+/// that it is given.
+struct Beside {
+    directory: tempfile::TempDir,
+    shm: tempfile::TempDir,
+    _drive: Server,
+}
+
+impl Beside {
+    fn new() -> Self {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let shm = tempfile::tempdir_in("/dev/shm").expect("tmpfs");
+        std::fs::copy(env!("CARGO_BIN_EXE_amberlog"), directory.path().join("amberlog")).expect("copied");
+        let socket = Some(directory.path().join("drive"));
+        let options = ServerOptions { profile: Profile::St39102lw, seed: 1, time_scale: 0.001, socket };
+        let beside = Beside { directory, shm, _drive: Server::start(options).expect("a drive") };
+        let at = beside.directory.path().display();
+        beside.set_lab(&format!(
+            "echo \"$*\" >>{at}/calls\necho $$ >>{at}/pids\nln -s {at}/drive \"$6\"\nexec sleep 60"
+        ));
+        beside
+    }
+
+    fn set_lab(&self, script: &str) {
+        let lab = self.directory.path().join("amberlog-lab");
+        std::fs::write(&lab, format!("#!/bin/sh\n{script}\n")).expect("written");
+        std::fs::set_permissions(&lab, PermissionsExt::from_mode(0o755)).expect("made executable");
+    }
+
+    /// What `amberlog-lab` has noted.
+    fn noted(&self, what: &str) -> Vec<String> {
+        let text = std::fs::read_to_string(self.directory.path().join(what)).unwrap_or_default();
+        text.lines().map(str::to_owned).collect()
+    }
+
+    /// A disk that takes a drive's time.
+    fn disk(&self, name: &str, bytes: u64) -> String {
+        let path = self.directory.path().join(name);
+        std::fs::File::create(&path).and_then(|file| file.set_len(bytes)).expect("an image");
+        format!("{},model=st39102lw", path.display())
+    }
+
+    fn command(&self, disks: &[&str], vmm: &[&str]) -> Command {
+        let mut command = Command::new(self.directory.path().join("amberlog"));
+        command.args(["run", "--time-scale", "2", "--shm"]).arg(self.shm.path());
+        for disk in disks {
+            command.args(["--disk", *disk]);
+        }
+        command.arg("--").args(vmm);
+        command
+    }
+
+    fn run(&self, disks: &[&str]) -> Output {
+        self.command(disks, &["true"]).output().expect("amberlog runs")
+    }
+
+    fn assert_nothing_runs(&self) {
+        for pid in self.noted("pids") {
+            assert!(has_ended_within(pid.parse().expect("a number"), Duration::from_secs(10)), "process {pid} runs");
+        }
+    }
+}
+
+#[test]
+fn disks_that_name_one_drive_share_one_which_ends_with_the_run() {
+    let beside = Beside::new();
+    let (small, other) = (beside.disk("small", 1 << 20), beside.disk("other", 1 << 20));
+    let output = beside.run(&[&small, &other]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let calls = beside.noted("calls");
+    let [call] = calls.as_slice() else { panic!("both disks have one drive: {calls:?}") };
+    let socket = call.strip_prefix("disk-model st39102lw --time-scale 2 --socket ").expect("what amberlog-lab takes");
+    assert!(Path::new(socket).symlink_metadata().is_err(), "its socket is taken away");
+    beside.assert_nothing_runs();
+    // They are side by side on it: of disks of 5 GiB a drive of 9.1 GB holds one.
+    let (first, second) = (beside.disk("first", 5 << 30), beside.disk("second", 5 << 30));
+    let output = beside.run(&[&first]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let output = beside.run(&[&first, &second]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("model=st39102lw: the modelled disk has no room left"), "{said}");
+    beside.assert_nothing_runs();
+    assert_eq!(beside.noted("calls").len(), 3);
+}
+
+#[test]
+fn a_modelled_disk_ends_when_its_run_is_killed() {
+    let beside = Beside::new();
+    let disk = beside.disk("image", 1 << 20);
+    let mut command = beside.command(&[&disk], &["sh", "-c", "exec sleep 60"]);
+    let mut run = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().expect("amberlog starts");
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while beside.noted("pids").is_empty() {
+        assert!(Instant::now() < deadline, "amberlog-lab was not started");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    run.kill().expect("killed");
+    run.wait().expect("its end");
+    beside.assert_nothing_runs();
+}
+
+#[test]
+fn a_drive_that_does_not_begin_ends_the_run_with_the_reason() {
+    let beside = Beside::new();
+    let disk = beside.disk("image", 1 << 20);
+    beside.set_lab("exit 7");
+    let output = beside.run(&[&disk]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(1) && said.contains("has ended before it served"), "{said}");
+    std::fs::remove_file(beside.directory.path().join("amberlog-lab")).expect("removed");
+    let output = beside.run(&[&disk]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("model=st39102lw: cannot start ") && said.contains("; install amberlog-lab"), "{said}");
 }

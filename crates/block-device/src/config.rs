@@ -53,7 +53,7 @@ pub struct DeviceConfig {
     /// Bounds on what the guest may ask for, perhaps shared with other disks.
     pub throttle: Option<throttle::Throttle>,
     /// A modelled disk whose time this one takes; flushes then go to it, not to the image's storage: for experiments.
-    pub model: Option<Arc<disk_model::Client>>,
+    pub model: Option<Arc<disk_model_client::Client>>,
 }
 
 impl DeviceConfig {

@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 /// What one of the thread's devices is made of, and who is to be told of it.
 pub(crate) struct Served<R: Route + ?Sized> {
     pub(crate) parts: WorkerParts<R>,
-    pub(crate) model: Option<Arc<disk_model::Client>>,
+    pub(crate) model: Option<Arc<disk_model_client::Client>>,
     pub(crate) under_way: Option<Arc<OwnedFd>>,
     pub(crate) mailbox: MailboxReceiver<R>,
     /// Whether the kernel gives it what it needs.

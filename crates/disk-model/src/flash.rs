@@ -1,8 +1,9 @@
 //! A drive without an arm: some commands at once, a bus for each direction, a flush that waits for what was written.
 
-use crate::profile::FlashDrive;
-use crate::request::{Completion, Kind, Request, Totals};
+use crate::completion::{Completion, Totals};
+use crate::drives::FlashDrive;
 use crate::surface::transfer_ns;
+use disk_model_client::{Kind, Request};
 use seeded_random::Random;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;

@@ -1,9 +1,10 @@
 //! The face of all models: requests in, completions out, in their own time.
 
+use crate::completion::{Completion, Totals};
+use crate::drives::{FlashDrive, SpinningDrive};
 use crate::flash::Flash;
-use crate::profile::{FlashDrive, Profile, SpinningDrive};
-use crate::request::{Completion, Kind, Request, Totals};
 use crate::spinning::Spinning;
+use disk_model_client::{Kind, Profile, Request};
 
 #[derive(Clone, Debug)]
 enum Inner {

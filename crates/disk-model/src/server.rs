@@ -4,12 +4,10 @@
 //! One thread does everything: it waits for records and for the model's next event, whichever comes first. The model's
 //! own time is what counts: a thread that wakes late completes late, but the arm has gone on meanwhile.
 
-use crate::client::Client;
-use crate::error::Error;
+use crate::completion::{Completion, Totals};
 use crate::model::Model;
-use crate::profile::Profile;
-use crate::protocol::{FULL, RECORD_BYTES, Record, WELCOME};
-use crate::request::{Completion, Request, Totals};
+use disk_model_client::protocol::{FULL, RECORD_BYTES, Record, WELCOME};
+use disk_model_client::{Client, Error, Profile, Request};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
@@ -108,7 +106,7 @@ impl Server {
         let (ours, theirs) = UnixStream::pair()?;
         self.shared.lock().expect("no panic under this lock").arriving.push(theirs);
         self.wake();
-        Client::greet(ours, size_bytes)
+        Client::over(ours, size_bytes)
     }
 
     /// What the modelled disk did so far.

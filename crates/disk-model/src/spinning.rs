@@ -11,9 +11,10 @@
 //! * A read of what is in the cache, or has been read ahead, costs the bus alone. No read waits longer than
 //!   [`SpinningDrive::patience_ns`] because others lie closer.
 
-use crate::profile::SpinningDrive;
-use crate::request::{Completion, Kind, Request, Totals};
+use crate::completion::{Completion, Totals};
+use crate::drives::SpinningDrive;
 use crate::surface::{Surface, transfer_ns};
+use disk_model_client::{Kind, Request};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 

@@ -4,7 +4,7 @@
 //! crosses tracks at full speed, and the angle of the platter follows from the time. Nothing is random but the angle at
 //! time 0.
 
-use crate::profile::SpinningDrive;
+use crate::drives::SpinningDrive;
 
 const NS_PER_SECOND: u64 = 1_000_000_000;
 

@@ -7,7 +7,7 @@
 //! between the two distributions' curves.
 
 use crate::model::Model;
-use crate::request::{Kind, Request};
+use disk_model_client::{Kind, Request};
 
 const SECTOR_BYTES: u64 = 512;
 /// Where two distributions are shown beside each other.
@@ -131,7 +131,7 @@ pub fn compare(served: &[Served], modelled: &[f64], of: Of) -> Comparison {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::profile::Profile;
+    use disk_model_client::Profile;
 
     #[test]
     fn a_model_agrees_with_itself_and_not_with_another_drive() {

@@ -4,6 +4,7 @@
 //! Nothing that its guest says is looked at in this process.
 
 mod child;
+mod models;
 mod supervise;
 pub mod work;
 
@@ -26,7 +27,8 @@ pub struct RunArgs {
     /// what of that is proven. iops and bytes-per-second (with K, M, G or T) bound what the guest may ask for, their bursts so many at once, and disks with the
     /// same throttle-group together. M makes the disk as slow as st336753lw (15,000 rpm, 2012), st336753lw-write-through,
     /// hdd-7200, hdd-7200-protected (its write cache outlasts a loss of power), sata-ssd, nvme,
-    /// nvme-protected or none: disks that name the same one share it. A path is the socket of one that 'amberlog disk-model' shares among VMs. For experiments:
+    /// nvme-protected or none: disks that name the same one share it, and amberlog-lab, which has to lie beside this program, is started for
+    /// it. A path is the socket of one that 'amberlog disk-model' shares among VMs. For experiments:
     /// flushes then do not reach the image's own storage. FILE gets everything that is sent to the image, in the format of Linux's
     /// dm-log-writes (for experiments). RULE is which blocks retain copies all the same: never, faulted, foreseen or lone (for
     /// experiments; lone, if it is not given). Placement nvm=PATH has options of its own: [,nvm-size=MIB]
@@ -60,8 +62,11 @@ pub struct RunArgs {
     #[arg(long, value_name = "each|one", value_enum, default_value_t = Threads::Each, hide_possible_values = true)]
     threads: Threads,
     /// Seconds for a second of the modelled disks: 2 makes them half as fast as they were.
-    #[arg(long, value_name = "FACTOR", default_value_t = 1.0, value_parser = ::disk_model::time_scale)]
+    #[arg(long, value_name = "FACTOR", default_value_t = 1.0, value_parser = disk_model_client::time_scale)]
     time_scale: f64,
+    /// What the names of the sockets begin with at which the modelled disks of this run answer: said to its worker.
+    #[arg(long, hide = true, value_name = "PREFIX")]
+    model_sockets: Option<PathBuf>,
     /// Do not fence in the threads that work for the guest. Otherwise they make only the system calls that they need, and open
     /// nothing but what is in the VM's directory (seccomp and landlock).
     #[arg(long)]
@@ -104,7 +109,7 @@ impl RunArgs {
             shm: self.shm.clone().unwrap_or_else(placement::own_place),
             memory_budget_mib: self.memory_budget,
             threads: self.threads,
-            time_scale: self.time_scale,
+            model_sockets: self.model_sockets.clone(),
             trust: self.trust.clone(),
             can_migrate: false,
             sandbox: !self.no_sandbox,

@@ -4,6 +4,7 @@
 //! with the guest. Without one the guest would hang, so the VMM is ended where that is not possible, and a last worker brings home what
 //! the guest is owed.
 
+use super::models::Models;
 use super::{Needed, RunArgs, child};
 use crate::exit;
 use crate::power_button::PowerButton;
@@ -21,6 +22,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
 use std::process::{ExitCode, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, Mutex};
@@ -51,7 +53,9 @@ pub fn supervise(args: &RunArgs) -> anyhow::Result<ExitCode> {
     );
     let users_mask = own_files::keep_files_private();
     crate::children::take_orphans();
-    let mut workers = Workers::start(args.deaths_max, args.on_crash)?;
+    // They end last: the worker asks them to its own end.
+    let models = Models::start(&args.vm().named_models(), args.time_scale)?;
+    let mut workers = Workers::start(args, worker_arguments(models.sockets()))?;
     let Some((needed, lock)) = workers.wait_until_ready()? else {
         // It has said why.
         return worker_code(workers.worker.wait()?).map(ExitCode::from);
@@ -109,16 +113,19 @@ struct Current {
 /// One worker after the other.
 struct Workers {
     worker: Worker,
+    /// What each of them is told.
+    arguments: Vec<OsString>,
     charge: Charge,
     deaths: Deaths,
     on_crash: OnCrash,
 }
 
 impl Workers {
-    fn start(deaths_max: usize, on_crash: OnCrash) -> anyhow::Result<Self> {
+    fn start(args: &RunArgs, arguments: Vec<OsString>) -> anyhow::Result<Self> {
         let mut charge = Charge::default();
-        let worker = start_worker(&mut charge)?;
-        Ok(Workers { worker, charge, deaths: Deaths::at_most(deaths_max), on_crash })
+        let worker = start_worker(&mut charge, &arguments)?;
+        let deaths = Deaths::at_most(args.deaths_max);
+        Ok(Workers { worker, arguments, charge, deaths, on_crash: args.on_crash })
     }
 
     /// What the VMM needs, and the lock that it inherits. Nothing if the worker has ended.
@@ -165,7 +172,7 @@ impl Workers {
                 return if self.charge.is_served() { self.bring_home(current, status) } else { Ok(status) };
             }
             log::warn!("the worker that serves the disks {}; another one goes on", how_it_ended(status));
-            match start_worker(&mut self.charge) {
+            match start_worker(&mut self.charge, &self.arguments) {
                 Ok(worker) => self.worker = worker,
                 Err(error) => {
                     log::error!("no other worker can be started, so the VMM is ended: {error:#}");
@@ -187,7 +194,7 @@ impl Workers {
         while !current.lock().expect("no panic under this lock").has_ended {
             std::thread::sleep(HOLDING);
         }
-        match start_worker(&mut self.charge) {
+        match start_worker(&mut self.charge, &self.arguments) {
             Ok(worker) => self.worker = worker,
             Err(error) => {
                 log::error!("no other worker can be started: {error:#}");
@@ -199,9 +206,19 @@ impl Workers {
     }
 }
 
-fn start_worker(charge: &mut Charge) -> anyhow::Result<Worker> {
+/// What a worker is told: what this program was, and where its modelled disks answer.
+fn worker_arguments(model_sockets: Option<&Path>) -> Vec<OsString> {
+    let mut arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
+    if let Some(sockets) = model_sockets {
+        // Behind the name of the command: at the end it would be the VMM's.
+        arguments.splice(1..1, ["--model-sockets".into(), sockets.into()]);
+    }
+    arguments
+}
+
+fn start_worker(charge: &mut Charge, arguments: &[OsString]) -> anyhow::Result<Worker> {
     // A report or a trace may be wanted at /dev/stdout.
-    let worker = Worker::start(&Program::own(), std::env::args_os().skip(1), Stdio::inherit())?;
+    let worker = Worker::start(&Program::own(), arguments.iter().cloned(), Stdio::inherit())?;
     if let Err(error) = charge.tell(&worker.channel) {
         // It has died, which is seen where it is listened to.
         log::debug!("telling a worker to begin: {error}");

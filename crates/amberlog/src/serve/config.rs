@@ -362,7 +362,7 @@ impl VmEntry {
             shm: file.shm.clone(),
             memory_budget_mib: self.memory_budget_mib,
             threads: self.threads,
-            time_scale: 1.0,
+            model_sockets: None,
             trust: self.remote.clone().unwrap_or_else(|| file.remote.clone()),
             can_migrate: file.migration.experimental,
             sandbox: false,
@@ -394,6 +394,12 @@ impl VmEntry {
                     SOCKET_PATH_MAX - 1
                 ));
             }
+        }
+        for drive in options.named_models() {
+            problems.push(format!(
+                "model={drive}: a daemon starts no modelled disk: start 'amberlog-lab disk-model {drive} --socket PATH', \
+                 and write model=PATH, with a / in it"
+            ));
         }
         let access = self.sockets.as_ref().unwrap_or(&file.sockets).check();
         let access = access.map_err(|error| problems.push(format!("{error:#}"))).ok();
@@ -572,6 +578,8 @@ mod tests {
             ("/srv/web.img", "/srv/web.img,placement=moon", "there is no placement 'moon'"),
             ("/srv/web.img", "/srv/web.img,name=shim", "another socket's"),
             ("/srv/web.img", "/srv/web.img,name=a/b", "cannot be a file's"),
+            ("/srv/web.img", "/srv/web.img,model=nvme", "start 'amberlog-lab disk-model nvme --socket PATH'"),
+            ("for=scratch", "for=scratch,model=pcm", "start 'amberlog-lab disk-model pcm --socket PATH'"),
             ("for=scratch", "for=nobody", "no disk with name=nobody"),
             ("memory_budget_mib", "memory_budget_gib", "unknown field"),
             ("memory_budget_mib = 64", "threads = \"two\"", "unknown variant `two`"),
@@ -589,5 +597,7 @@ mod tests {
             let error = format!("{:#}", Config::parse(&text).expect_err(to));
             assert!(error.contains(expected), "{to}: {error}");
         }
+        let text = GOOD.replace("/srv/web.img", "/srv/web.img,model=/run/drive");
+        Config::parse(&text).expect("somebody else has started that drive");
     }
 }

@@ -413,7 +413,7 @@ mod tests {
         assert!(disk.read_only && disk.honour_flush && disk.is_raw);
         assert_eq!(disk.queues, 4);
         assert_eq!(disk.log_writes, Some(PathBuf::from("/l,og")));
-        assert_eq!(disk.model, Some(ModelChoice::Own(disk_model::Profile::Nvme)));
+        assert_eq!(disk.model, Some(ModelChoice::Own(disk_model_client::Profile::Nvme)));
         let plain: DiskOption = "a.img".parse().expect("valid");
         assert_eq!((disk.hot_pages, plain.hot_pages), (Some(HotPages::Faulted), None));
         assert_eq!(plain.log_writes, None);

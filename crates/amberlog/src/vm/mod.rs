@@ -33,7 +33,7 @@ use block_device::{Device, DeviceConfig, DeviceHandle, DeviceParts, Image, Image
 use block_route::Route;
 use change::{Doors, Leftover};
 use command_line::remote_options::RemoteTrust;
-use disk_model::Client;
+use disk_model_client::{Client, Profile};
 pub use disk_option::{Bounds, DiskOption, JournalDiskOption, durable_within, size};
 use door_socket::DoorSocket;
 use earlier::{BroughtHome, finish_areas, finish_elsewhere, finish_left_meanwhile, lock_all, refuse_left};
@@ -41,7 +41,8 @@ use guest_memory::{BeforeDevice, HandoverSocket, KeepHandedOver, Terms, VmMemory
 use image_file::Seal;
 use marks::Marks;
 use migration::{Beginning, KeptMigration, Migration, Working};
-use model::{ModelChoice, Models};
+use model::ModelChoice;
+pub use model::socket_of as model_socket;
 use observer::DiskObserver;
 pub use observer::VmObserver;
 use placement::{AreaDirectory, DiskOptions, DiskRoute, Journals, JournalsOptions, PlacementKind};
@@ -92,8 +93,9 @@ pub struct VmOptions {
     pub memory_budget_mib: u64,
     /// How many threads work for its disks.
     pub threads: Threads,
-    /// Seconds for a second of its modelled disks.
-    pub time_scale: f64,
+    /// What the names of the sockets begin with at which the drives answer that its disks name (`model=NAME`), if somebody has started
+    /// them: `amberlog run` has.
+    pub model_sockets: Option<PathBuf>,
     /// How its journal servers are trusted.
     pub trust: RemoteTrust,
     /// Whether its guest may be moved to another host while it runs, if nothing of it speaks against that ([`migration::why_not`]).
@@ -136,7 +138,6 @@ pub struct Vm {
     attached: Vec<Attached>,
     images: Vec<Arc<Image>>,
     clients: Vec<Option<Arc<Client>>>,
-    _models: Models,
     trace: Option<Trace>,
     samples: Option<Samples>,
     has_sandbox: bool,
@@ -247,6 +248,21 @@ impl VmOptions {
     pub fn images(&self) -> impl Iterator<Item = (&Path, bool)> {
         let disks = self.disks.iter().map(|disk| (disk.path.as_path(), disk.read_only));
         disks.chain(self.journal_disks.iter().map(|disk| (disk.path.as_path(), false)))
+    }
+
+    /// The drives that its disks name as their models, each once.
+    pub fn named_models(&self) -> Vec<Profile> {
+        let disks = self.disks.iter().map(|disk| &disk.model);
+        let models = disks.chain(self.journal_disks.iter().map(|disk| &disk.model));
+        let mut drives = Vec::new();
+        for model in models.flatten() {
+            if let ModelChoice::Own(drive) = model
+                && !drives.contains(drive)
+            {
+                drives.push(*drive);
+            }
+        }
+        drives
     }
 
     fn attach(&self) -> anyhow::Result<Vec<Attached>> {
@@ -382,14 +398,13 @@ fn connect_models(
     options: &VmOptions,
     attached: &[Attached],
     images: &[Arc<Image>],
-) -> anyhow::Result<(Models, Vec<Option<Arc<Client>>>)> {
-    let mut models = Models::new(options.time_scale);
+) -> anyhow::Result<Vec<Option<Arc<Client>>>> {
     let mut clients = Vec::new();
     for (disk, image) in attached.iter().zip(images) {
-        let client = models.connect(disk.model.as_ref(), image.size_bytes());
+        let client = model::connect(disk.model.as_ref(), options.model_sockets.as_deref(), image.size_bytes());
         clients.push(client.with_context(|| format!("the disk {}", disk.options.path.display()))?);
     }
-    Ok((models, clients))
+    Ok(clients)
 }
 
 /// Begins the logs of what is sent to images (`log-writes=FILE`). What an earlier process left is finished before.
@@ -487,7 +502,7 @@ impl Vm {
             let unlock = || images.iter().for_each(|image| image.unlock());
             finish_left_meanwhile(left, &attached, &journal_disks, brought, unlock, || lock_all(&images))?;
         }
-        let (models, clients) = connect_models(options, &attached, &images)?;
+        let clients = connect_models(options, &attached, &images)?;
         let trace = match &options.trace {
             Some(path) => {
                 let disks: Vec<(String, u64)> = attached
@@ -553,7 +568,6 @@ impl Vm {
             attached,
             images,
             clients,
-            _models: models,
             trace,
             samples: None,
             has_sandbox: options.sandbox,
@@ -628,7 +642,7 @@ impl Vm {
             }
             images.push(Arc::new(image));
         }
-        let (models, clients) = connect_models(options, &attached, &images)?;
+        let clients = connect_models(options, &attached, &images)?;
         if options.trace.is_some() {
             log::warn!("vm {}: its trace ends here: the worker that wrote it has died", options.name);
         }
@@ -701,7 +715,6 @@ impl Vm {
             attached,
             images,
             clients,
-            _models: models,
             trace: None,
             samples: None,
             has_sandbox: options.sandbox,
@@ -1293,7 +1306,7 @@ mod tests {
                 shm: PathBuf::from("/dev/shm"),
                 memory_budget_mib: 256,
                 threads: Threads::Each,
-                time_scale: 1.0,
+                model_sockets: None,
                 trust: RemoteTrust::default(),
                 can_migrate: false,
                 sandbox: true,

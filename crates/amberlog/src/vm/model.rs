@@ -1,9 +1,11 @@
-//! Disk models of a run: `model=NAME` is one modelled disk for all disks of this run that name it; `model=SOCKET` one that
-//! `amberlog disk-model` serves to several runs, which then share its arm, queue and cache.
+//! Disk models of a VM: `model=NAME` is one modelled disk for all disks of a run that name it, which `amberlog run` has started;
+//! `model=SOCKET` one that `amberlog disk-model` serves to several runs, which then share its arm, queue and cache.
+//!
+//! Either is a process of `amberlog-lab`: what serves VMs carries no simulators, and only asks.
 
 use anyhow::Context;
-use disk_model::{Client, Profile, Server, ServerOptions};
-use std::path::PathBuf;
+use disk_model_client::{Client, Profile};
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
 
@@ -28,36 +30,27 @@ impl FromStr for ModelChoice {
     }
 }
 
-/// The modelled disks of a run; they end with it.
-pub struct Models {
-    time_scale: f64,
-    own: Vec<(Profile, Server)>,
+/// Where a drive of a run answers whose sockets have names that begin so.
+pub fn socket_of(sockets: &Path, drive: Profile) -> PathBuf {
+    let mut socket = sockets.as_os_str().to_owned();
+    socket.push("-");
+    socket.push(drive.name());
+    socket.into()
 }
 
-impl Models {
-    /// None yet.
-    pub fn new(time_scale: f64) -> Self {
-        Models { time_scale, own: Vec::new() }
-    }
-
-    /// Room on the chosen modelled disk for one of `size_bytes`; starts it if it is the first of this run.
-    pub fn connect(&mut self, choice: Option<&ModelChoice>, size_bytes: u64) -> anyhow::Result<Option<Arc<Client>>> {
-        let client = match choice {
-            None => return Ok(None),
-            Some(ModelChoice::Shared(socket)) => Client::connect(socket, size_bytes)?,
-            Some(ModelChoice::Own(profile)) => {
-                let position = match self.own.iter().position(|(other, _)| other == profile) {
-                    Some(position) => position,
-                    None => {
-                        let options =
-                            ServerOptions { profile: *profile, seed: 1, time_scale: self.time_scale, socket: None };
-                        self.own.push((*profile, Server::start(options)?));
-                        self.own.len() - 1
-                    }
-                };
-                self.own[position].1.connect(size_bytes).with_context(|| format!("model={profile}"))?
-            }
-        };
-        Ok(Some(Arc::new(client)))
-    }
+/// Room on the chosen modelled disk for one of `size_bytes`; a drive of the run's own answers below `sockets`.
+pub fn connect(
+    choice: Option<&ModelChoice>,
+    sockets: Option<&Path>,
+    size_bytes: u64,
+) -> anyhow::Result<Option<Arc<Client>>> {
+    let client = match choice {
+        None => return Ok(None),
+        Some(ModelChoice::Shared(socket)) => Client::connect(socket, size_bytes)?,
+        Some(ModelChoice::Own(drive)) => {
+            let sockets = sockets.with_context(|| format!("model={drive}: nobody has started that drive"))?;
+            Client::connect(&socket_of(sockets, *drive), size_bytes).with_context(|| format!("model={drive}"))?
+        }
+    };
+    Ok(Some(Arc::new(client)))
 }

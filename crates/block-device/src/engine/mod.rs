@@ -15,7 +15,7 @@ use crate::error::Error;
 use crate::image::Image;
 use aligned::AlignedBuffer;
 use block_route::{DiskOperation, Operation, RequestId, Ticket};
-use disk_model::Client;
+use disk_model_client::Client;
 use guest_memory::MemoryTable;
 use image_moments::Changes;
 use io_uring::{IoUring, cqueue, opcode, squeue, types};

@@ -3,7 +3,7 @@
 
 use super::Event;
 use block_route::{DiskOperation, Operation, RequestId, Ticket};
-use disk_model::{Client, Inbox, Kind, Request};
+use disk_model_client::{Client, Inbox, Kind, Request};
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, RawFd};

@@ -5,6 +5,7 @@
 mod build;
 mod contenders;
 mod loads;
+mod modelled;
 mod page;
 mod quick;
 mod ssd_command;

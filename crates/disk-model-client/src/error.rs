@@ -1,4 +1,4 @@
-//! The one error type of this crate: every variant prints as a sentence.
+//! The one error type of both ends: every variant prints as a sentence.
 
 use std::path::PathBuf;
 

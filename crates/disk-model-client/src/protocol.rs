@@ -3,23 +3,32 @@
 
 use crate::request::{Kind, Request};
 
-pub(crate) const RECORD_BYTES: usize = 32;
-pub(crate) const ANSWER_BYTES: usize = 8;
+/// A record of the virtual disk's.
+pub const RECORD_BYTES: usize = 32;
+/// An answer of the model's.
+pub const ANSWER_BYTES: usize = 8;
 /// The kind of a greeting: its length is the virtual disk's size.
 const GREETING: u64 = 0x616d_6265_7201;
-/// The answer to a greeting: there is room, or not.
-pub(crate) const WELCOME: u64 = 1;
-pub(crate) const FULL: u64 = 2;
+/// The answer to a greeting: there is room.
+pub const WELCOME: u64 = 1;
+/// The answer to a greeting: there is none.
+pub const FULL: u64 = 2;
 
 /// One record, understood.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Record {
-    Greeting { size_bytes: u64 },
+pub enum Record {
+    /// The first one.
+    Greeting {
+        /// The virtual disk's size.
+        size_bytes: u64,
+    },
+    /// Any later one.
     Request(Request),
 }
 
 impl Record {
-    pub(crate) fn to_bytes(self) -> [u8; RECORD_BYTES] {
+    /// As it is sent.
+    pub fn to_bytes(self) -> [u8; RECORD_BYTES] {
         let words = match self {
             Record::Greeting { size_bytes } => [0, GREETING, 0, size_bytes],
             Record::Request(Request { tag, kind, offset, len }) => {
@@ -39,7 +48,8 @@ impl Record {
         bytes
     }
 
-    pub(crate) fn from_bytes(bytes: &[u8; RECORD_BYTES]) -> Option<Self> {
+    /// What was sent; nothing if it makes no sense.
+    pub fn from_bytes(bytes: &[u8; RECORD_BYTES]) -> Option<Self> {
         let mut words = [0u64; 4];
         for (word, chunk) in words.iter_mut().zip(bytes.chunks_exact(8)) {
             *word = u64::from_le_bytes(chunk.try_into().ok()?);

@@ -27,10 +27,14 @@ impl Client {
     /// When nobody listens there, or the modelled disk is full.
     pub fn connect(socket: &Path, size_bytes: u64) -> Result<Self, Error> {
         let stream = UnixStream::connect(socket).map_err(|source| Error::Socket { path: socket.to_owned(), source })?;
-        Self::greet(stream, size_bytes)
+        Self::over(stream, size_bytes)
     }
 
-    pub(crate) fn greet(mut stream: UnixStream, size_bytes: u64) -> Result<Self, Error> {
+    /// The same of the model at the other end of a connection.
+    ///
+    /// # Errors
+    /// When nobody answers there, or the modelled disk is full.
+    pub fn over(mut stream: UnixStream, size_bytes: u64) -> Result<Self, Error> {
         stream.write_all(&Record::Greeting { size_bytes }.to_bytes())?;
         let mut answer = [0; ANSWER_BYTES];
         stream.read_exact(&mut answer)?;
