@@ -16,6 +16,8 @@ mod gone;
 mod large;
 #[path = "aged/loud.rs"]
 mod loud;
+#[path = "aged/operator.rs"]
+mod operator;
 #[path = "aged/placed.rs"]
 mod placed;
 #[path = "aged/retained.rs"]
