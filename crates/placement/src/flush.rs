@@ -1,5 +1,9 @@
 //! Writing home, while the guest runs, all that its journals owe: before a backup or a snapshot of its image.
 //!
+//! Under durability by age it is durable before it is home, and no age is waited for: the host's writes of what is not durable wait for a
+//! compound (rule (a) of crate `durability`), and whatever waits so has it made at once. All goes home there, too, though the compound alone
+//! would make it durable: who copies an image, or reads it without its journal, was promised that nothing is owed.
+//!
 //! It must never take a log from the guest nor make it wait: blocks go home as they do when memory is short. Nor may it say that all is
 //! home where the books do not know what is committed. Failure story: what cannot be written stays owed, and the caller is told.
 

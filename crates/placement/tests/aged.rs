@@ -18,6 +18,8 @@ mod large;
 mod leaving;
 #[path = "aged/loud.rs"]
 mod loud;
+#[path = "aged/operator.rs"]
+mod operator;
 #[path = "aged/placed.rs"]
 mod placed;
 #[path = "aged/retained.rs"]
