@@ -1,5 +1,6 @@
 //! Lists that the documents make of the workspace, held against it: the order of the crates (ARCHITECTURE.md), where `unsafe`
-//! is (docs/threat-model.md), and that the rules which the sources cite are written down.
+//! is (docs/threat-model.md), and that the rules which the sources cite are written down. And that random numbers come from
+//! one crate.
 
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
@@ -175,4 +176,33 @@ fn every_rule_that_is_cited_is_written_down() {
         }
     }
     assert!(cited >= 14, "{cited}");
+}
+
+/// Those that have a generator of their own, and say why.
+const OWN_GENERATORS: [&str; 3] = [
+    "crates/placement/src/remote/tests.rs",
+    "crates/placement/tests/nvm_model/guest.rs",
+    "crates/placement/tests/remount_model/guest.rs",
+];
+
+/// Whether a line is a step of a generator as people write them down: Marsaglia's xorshift, or Knuth's multiplier.
+fn is_step_of_a_generator(line: &str) -> bool {
+    let code = line.split("//").next().unwrap().replace('_', "");
+    code.contains("6364136223846793005") || code.contains("^=") && code.contains("<< 13")
+}
+
+/// A seed means the same everywhere, and nobody has to ask whether a generator is a good one.
+#[test]
+fn random_numbers_come_from_one_crate() {
+    let mut files = Vec::new();
+    sources(&root().join("crates"), &mut files);
+    sources(&root().join("guest/tools"), &mut files);
+    let own: BTreeSet<String> = files
+        .iter()
+        .filter(|file| file.file_name().is_some_and(|name| name != "house.rs"))
+        .filter(|file| std::fs::read_to_string(file).unwrap().lines().any(is_step_of_a_generator))
+        .map(|file| file.strip_prefix(root()).unwrap().to_str().unwrap().to_owned())
+        .collect();
+    let listed = BTreeSet::from(OWN_GENERATORS.map(str::to_owned));
+    assert_eq!(listed, own, "OWN_GENERATORS (left) against the sources: a new test takes seeded_random::Random");
 }
