@@ -1,6 +1,6 @@
 //! Lists that the documents make of the workspace, held against it: the order of the crates (ARCHITECTURE.md), where `unsafe`
-//! is (docs/threat-model.md), and that the rules which the sources cite are written down. And that random numbers come from
-//! one crate.
+//! is (docs/threat-model.md), the crates that `cargo doc` shows first (crates/amberlog/src/main.rs), and that the rules which
+//! the sources cite are written down. And that random numbers come from one crate.
 
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
@@ -39,6 +39,8 @@ struct Member {
     needs: BTreeSet<String>,
     /// The first source of its library and its programs.
     roots: Vec<PathBuf>,
+    /// The directory of its page below target/doc: that of its library, or else of its program.
+    page: String,
 }
 
 fn members() -> BTreeMap<String, Member> {
@@ -57,15 +59,15 @@ fn members() -> BTreeMap<String, Member> {
             .filter(|dependency| dependency["path"].is_string() && dependency["kind"] != "dev")
             .map(|dependency| text(&dependency["name"]))
             .collect();
-        let roots = list(&package["targets"])
-            .iter()
-            .filter(|target| {
-                list(&target["kind"]).iter().any(|kind| ["lib", "bin", "cdylib"].contains(&kind.as_str().unwrap()))
-            })
-            .map(|target| PathBuf::from(text(&target["src_path"])))
-            .collect();
+        let mut targets = list(&package["targets"]);
+        targets.retain(|target| {
+            list(&target["kind"]).iter().any(|kind| ["lib", "bin", "cdylib"].contains(&kind.as_str().unwrap()))
+        });
+        let roots = targets.iter().map(|target| PathBuf::from(text(&target["src_path"]))).collect();
+        let of_page = targets.iter().find(|target| target["kind"][0] != "bin").unwrap_or(&targets[0]);
+        let page = text(&of_page["name"]).replace('-', "_");
         let directory = Path::new(&text(&package["manifest_path"])).parent().unwrap().to_owned();
-        (text(&package["name"]), Member { directory, needs, roots })
+        (text(&package["name"]), Member { directory, needs, roots, page })
     };
     list(&metadata["packages"]).iter().map(member).collect()
 }
@@ -176,6 +178,19 @@ fn every_rule_that_is_cited_is_written_down() {
         }
     }
     assert!(cited >= 14, "{cited}");
+}
+
+/// `cargo doc` begins at crate `amberlog`: from there a reader finds every crate.
+#[test]
+fn the_first_page_of_the_crates_leads_to_each() {
+    let text = page("crates/amberlog/src/main.rs");
+    let header: String = text.lines().take_while(|line| line.starts_with("//!")).collect();
+    let linked: BTreeSet<&str> =
+        header.split("](../").skip(1).map(|rest| rest.split("/index.html)").next().unwrap()).collect();
+    let members = members();
+    let there: BTreeSet<&str> =
+        members.values().map(|member| member.page.as_str()).filter(|page| *page != "amberlog").collect();
+    assert_eq!(linked, there, "the links of crates/amberlog/src/main.rs (left) against the workspace");
 }
 
 /// Those that have a generator of their own, and say why.
