@@ -40,7 +40,7 @@ pub fn write_seeds(target: &str, inputs: Vec<(&str, Vec<u8>)>) {
     }
 }
 
-/// A sequence of numbers that is the same on every machine.
+/// A sequence of numbers that is the same on every machine. Of this file alone, as the mutations were tried with it.
 pub struct Random(u64);
 
 impl Random {

@@ -16,6 +16,7 @@
 //! * [recovery](../recovery/index.html): replay a journal onto an image, as e2fsck does, or put it in its own place.
 //! * [io-trace](../io_trace/index.html): block traces. Record, read eight formats, convert, summarise.
 //! * [ssd-sim](../ssd_sim/index.html): what a trace does to flash under four translation layers.
+//! * [seeded-random](../seeded_random/index.html): random numbers from a seed, the same in every release.
 //!
 //! These are the way of a guest's write, from the device to where it is held:
 //!
@@ -23,13 +24,39 @@
 //! * [block-route](../block_route/index.html): the contract between moving bytes and deciding where they go.
 //! * [placement](../placement/index.html): finds journals, and decides.
 //! * [journal-area](../journal_area/index.html): what is held of a log in memory; [guest-memory](../guest_memory/index.html) protects pages.
+//! * [durability](../durability/index.html): when what is held becomes durable in the journal's own place.
 //! * [nvm-journal](../nvm_journal/index.html): what is held of a log on persistent memory.
 //! * [remote-journal](../remote_journal/index.html): what is held of a log on a server, and that server.
 //!
-//! The others are what these need ([own-files](../own_files/index.html), [image-file](../image_file/index.html),
-//! [sandbox](../sandbox/index.html), [log-context](../log_context/index.html), [command-line](../command_line/index.html),
-//! [disk-model-client](../disk_model_client/index.html)), the other programs, and what tests them ([crash-explorer](../crash_explorer/index.html),
-//! [guest-kit](../guest_kit/index.html), [lab](../lab/index.html)).
+//! These stand beside it:
+//!
+//! * [throttle](../throttle/index.html): bounds on a disk's operations and bytes a second, with bursts.
+//! * [image-moments](../image_moments/index.html): copies of an image as it was at one moment, made while it is written on.
+//! * [write-log](../write_log/index.html): what is sent to an image, written down for tools that replay any prefix of it.
+//! * [latency](../latency/index.html): histograms of how long things took.
+//!
+//! These let a VM outlive what serves it:
+//!
+//! * [supervision](../supervision/index.html): a supervisor and its workers, and what is kept when one of them dies.
+//! * [front-door](../front_door/index.html): the connections of VMMs, kept open while the workers behind them come and go.
+//! * [vmm-shim](../amberlog_vmm_shim/index.html): the library in a VMM that makes a userfaultfd and hands it over.
+//!
+//! These are the other programs:
+//!
+//! * [journal-server](../amberlog_journal_server/index.html): runs the server of remote journals.
+//! * [lab](../lab/index.html): runs the papers' experiments; [charts](../charts/index.html) makes the pages of their results, and
+//!   [disk-model](../disk_model/index.html) computes how long a drive of the papers' time takes.
+//!
+//! These test all of it:
+//!
+//! * [guest-kit](../guest_kit/index.html): boots real guests; [guest-tools](../guest_tools/index.html) is what runs inside them.
+//! * [crash-explorer](../crash_explorer/index.html): simulates a crash at every step of recorded guests.
+//! * [test-frontend](../test_frontend/index.html): plays the VMM and the guest's driver.
+//! * [test-storage](../test_storage/index.html): is storage that fails on demand.
+//!
+//! The others are what these need: [own-files](../own_files/index.html), [image-file](../image_file/index.html),
+//! [sandbox](../sandbox/index.html), [log-context](../log_context/index.html), [command-line](../command_line/index.html) and
+//! [disk-model-client](../disk_model_client/index.html).
 
 // What an option's help says in brackets is optional, and no link.
 #![allow(rustdoc::broken_intra_doc_links)]

@@ -173,7 +173,7 @@ fn measure(server: &Server, case: &Case, options: &Options, round: usize) -> Res
         block_bytes: case.block_bytes,
         span_bytes: options.size_bytes,
         duration: options.duration,
-        seed: 0x9e37_79b9_7f4a_7c15 ^ round as u64,
+        seed: round as u64,
         queue: 0,
     };
     let result = run_load(&mut front_end, load)?;

@@ -6,6 +6,7 @@ use block_device::{CacheMode, Device, DeviceConfig};
 use block_route::PlainRoute;
 use common::{MIB, NotingRoute, Place, disk, open, pattern, rig, start};
 use guest_memory::{CopyOnWrite, PageId, VmMemory};
+use seeded_random::Random;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -135,13 +136,8 @@ fn a_ring_that_lies_is_stopped_and_the_others_go_on() {
 fn random_rings_do_no_harm() {
     let place = Place::new(MIB);
     let (device, _) = start(&place, open(&place.image(), CacheMode::Auto), |_, _| {});
-    let mut random = 0x1234_5678_9abc_def1u64;
-    let mut next = move || {
-        random ^= random << 13;
-        random ^= random >> 7;
-        random ^= random << 17;
-        random
-    };
+    let mut random = Random::new(1);
+    let mut next = move || random.bits();
     for round in 0..30 {
         let options = FrontEndOptions { queue_size: 64, ..FrontEndOptions::default() };
         let mut disk = disk(&place, options);

@@ -4,6 +4,7 @@
 use disk_model::{
     Client, Completion, Error, Inbox, Kind, Model, Profile, Request, Server, ServerOptions, SpinningDrive,
 };
+use seeded_random::Random;
 use std::os::fd::AsFd;
 
 const KIB: u64 = 1 << 10;
@@ -12,11 +13,6 @@ const MS: u64 = 1_000_000;
 
 fn request(tag: u64, kind: Kind, offset: u64, len: u64) -> Request {
     Request { tag, kind, offset, len }
-}
-
-fn random(state: &mut u64, below: u64) -> u64 {
-    *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-    (*state >> 33) % below
 }
 
 /// Writes, one after the other, and a flush; the whole in ns.
@@ -44,10 +40,10 @@ fn a_sequential_stream_runs_at_the_medias_speed() {
 #[test]
 fn random_reads_one_by_one_take_seek_rotation_and_transfer() {
     let mut model = Model::new(Profile::St336753lw, 2);
-    let (mut state, mut now, count) = (3, 0, 20_000);
+    let (mut random, mut now, count) = (Random::new(3), 0, 20_000);
     let mut completed = Vec::new();
     for tag in 0..count {
-        let offset = random(&mut state, 36_000_000_000 / 4096) * 4096;
+        let offset = random.below(36_000_000_000 / 4096) * 4096;
         model.submit(now, request(tag, Kind::Read, offset, 4096));
         now = model.drain(&mut completed);
     }
@@ -61,9 +57,9 @@ fn random_reads_one_by_one_take_seek_rotation_and_transfer() {
 fn a_full_queue_is_served_in_a_better_order() {
     let drained = |depth: u64| {
         let mut model = Model::new(Profile::St336753lwWriteThrough, 2);
-        let (mut state, mut completed, mut now) = (5, Vec::new(), 0);
+        let (mut random, mut completed, mut now) = (Random::new(5), Vec::new(), 0);
         for tag in 0..512 {
-            let offset = random(&mut state, 36_000_000_000 / 4096) * 4096;
+            let offset = random.below(36_000_000_000 / 4096) * 4096;
             model.submit(now, request(tag, Kind::Write, offset, 4096));
             if tag % depth == depth - 1 {
                 now = model.drain(&mut completed);
@@ -79,8 +75,8 @@ fn a_full_queue_is_served_in_a_better_order() {
 fn the_write_cache_answers_at_once_until_it_is_full_and_a_flush_waits_for_all_of_it() {
     let mut model = Model::new(Profile::St336753lw, 1);
     let mut completed = Vec::new();
-    let mut state = 9;
-    let mut offset = || random(&mut state, 36_000_000_000 / 4096) * 4096;
+    let mut random = Random::new(9);
+    let mut offset = || random.below(36_000_000_000 / 4096) * 4096;
     for tag in 0..100 {
         model.submit(0, request(tag, Kind::Write, offset(), 4096));
     }
@@ -112,9 +108,9 @@ fn the_write_cache_answers_at_once_until_it_is_full_and_a_flush_waits_for_all_of
 fn a_flush_of_a_protected_cache_waits_for_what_has_no_room_in_it_and_for_nothing_else() {
     let flushed_ns = |profile: Profile, writes: u64| {
         let mut model = Model::new(profile, 1);
-        let mut state = 9;
+        let mut random = Random::new(9);
         for tag in 0..writes {
-            let offset = random(&mut state, 900_000_000_000 / 4096) * 4096;
+            let offset = random.below(900_000_000_000 / 4096) * 4096;
             model.submit(0, request(tag, Kind::Write, offset, 4096));
         }
         model.submit(0, request(writes, Kind::Flush, 0, 0));
@@ -248,10 +244,10 @@ fn a_sequential_reader_that_thinks_is_not_slowed_by_rotation() {
 fn the_same_seed_gives_the_same_times_and_another_gives_others() {
     let run = |profile: Profile, seed: u64| -> Vec<Completion> {
         let mut model = Model::new(profile, seed);
-        let (mut completed, mut state) = (Vec::new(), 11);
+        let (mut completed, mut random) = (Vec::new(), Random::new(11));
         for tag in 0..2000 {
-            let kind = [Kind::Read, Kind::Write, Kind::Write, Kind::Flush][random(&mut state, 4) as usize];
-            let offset = random(&mut state, 8_000_000) * 4096;
+            let kind = [Kind::Read, Kind::Write, Kind::Write, Kind::Flush][random.below(4) as usize];
+            let offset = random.below(8_000_000) * 4096;
             let len = if kind == Kind::Flush { 0 } else { 4096 };
             model.submit(tag * 500_000, request(tag, kind, offset, len));
         }

@@ -22,6 +22,31 @@ const BITMAPS_MAX: usize = 1024;
 const GROUPS_MAX: u64 = 1 << 16;
 
 /// What was read of a file system's bitmaps.
+///
+/// # Examples
+/// A file system of 64 blocks of 1 KiB, made by hand, of which blocks 1 to 6 are in use:
+/// ```
+/// use extfs::Allocation;
+///
+/// let mut disk = vec![0; 64 * 1024];
+/// let mut put = |at: usize, number: u32| disk[at..at + 4].copy_from_slice(&number.to_le_bytes());
+/// let (superblock, descriptor) = (1024, 2048);
+/// put(superblock + 0x04, 64); // blocks
+/// put(superblock + 0x14, 1); // the first of them
+/// put(superblock + 0x20, 8192); // blocks in a group
+/// put(superblock + 0x28, 16); // inodes in a group
+/// put(superblock + 0x38, 0xef53); // the magic number
+/// put(descriptor, 3); // the group's block bitmap
+/// put(descriptor + 4, 4); // its inode bitmap
+/// put(descriptor + 8, 5); // its inode table
+/// put(3 * 1024, 0b11_1111);
+///
+/// let mut allocation = Allocation::default();
+/// assert!(!allocation.is_free(&disk, 6)?);
+/// assert!(allocation.is_free(&disk, 7)?);
+/// assert!(!allocation.is_free(&disk, 64)?, "there is no such block");
+/// # Ok::<(), std::io::Error>(())
+/// ```
 #[derive(Debug, Default)]
 pub struct Allocation {
     superblock: Option<Superblock>,

@@ -4,6 +4,23 @@ use crate::bytes::{crc32c, le16, le32};
 use crate::superblock::{SUPERBLOCK_BYTES, Superblock, SuperblockError, field, incompat, ro_compat, state};
 
 /// Changes fields of a raw superblock in place, and never loses what it does not know. Call [`SuperblockEdit::seal`] last.
+///
+/// # Examples
+/// ```
+/// use extfs::{SUPERBLOCK_BYTES, Superblock, SuperblockEdit, SuperblockError, state};
+///
+/// // As little as makes a superblock: a number of blocks, and the magic number.
+/// let mut raw = vec![0; SUPERBLOCK_BYTES];
+/// raw[0x04] = 64;
+/// raw[0x38..0x3a].copy_from_slice(&0xef53u16.to_le_bytes());
+/// SuperblockEdit::new(&mut raw)?.set_needs_recovery().set_error().seal();
+///
+/// let superblock = Superblock::parse(&raw)?;
+/// assert!(superblock.needs_recovery());
+/// assert_ne!(superblock.state & state::ERROR, 0);
+/// assert_eq!(superblock.bytes(), 64 * 1024);
+/// # Ok::<(), SuperblockError>(())
+/// ```
 #[derive(Debug)]
 pub struct SuperblockEdit<'a> {
     raw: &'a mut [u8],

@@ -15,6 +15,24 @@ const LOGICAL_MAX: usize = 128;
 ///
 /// # Errors
 /// When the disk cannot be read.
+///
+/// # Examples
+/// A disk of ten sectors, whose one partition begins at the third:
+/// ```
+/// use extfs::partitions;
+///
+/// let mut disk = vec![0; 10 * 512];
+/// let entry = 446;
+/// disk[entry + 4] = 0x83;
+/// disk[entry + 8..entry + 12].copy_from_slice(&2u32.to_le_bytes());
+/// disk[entry + 12..entry + 16].copy_from_slice(&8u32.to_le_bytes());
+/// disk[510..512].copy_from_slice(&[0x55, 0xaa]);
+///
+/// let found = partitions(&disk)?;
+/// assert_eq!(found.len(), 1);
+/// assert_eq!((found[0].number, found[0].offset, found[0].length), (1, 1024, 4096));
+/// # Ok::<(), std::io::Error>(())
+/// ```
 pub fn partitions<R: ReadAt>(disk: &R) -> io::Result<Vec<Partition>> {
     if disk.size() < 2 * SECTOR {
         return Ok(Vec::new());

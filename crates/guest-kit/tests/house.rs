@@ -1,5 +1,6 @@
 //! Lists that the documents make of the workspace, held against it: the order of the crates (ARCHITECTURE.md), where `unsafe`
-//! is (docs/threat-model.md), and that the rules which the sources cite are written down.
+//! is (docs/threat-model.md), the crates that `cargo doc` shows first (crates/amberlog/src/main.rs), and that the rules which
+//! the sources cite are written down. And that random numbers come from one crate.
 
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
@@ -38,6 +39,8 @@ struct Member {
     needs: BTreeSet<String>,
     /// The first source of its library and its programs.
     roots: Vec<PathBuf>,
+    /// The directory of its page below target/doc: that of its library, or else of its program.
+    page: String,
 }
 
 fn members() -> BTreeMap<String, Member> {
@@ -56,15 +59,15 @@ fn members() -> BTreeMap<String, Member> {
             .filter(|dependency| dependency["path"].is_string() && dependency["kind"] != "dev")
             .map(|dependency| text(&dependency["name"]))
             .collect();
-        let roots = list(&package["targets"])
-            .iter()
-            .filter(|target| {
-                list(&target["kind"]).iter().any(|kind| ["lib", "bin", "cdylib"].contains(&kind.as_str().unwrap()))
-            })
-            .map(|target| PathBuf::from(text(&target["src_path"])))
-            .collect();
+        let mut targets = list(&package["targets"]);
+        targets.retain(|target| {
+            list(&target["kind"]).iter().any(|kind| ["lib", "bin", "cdylib"].contains(&kind.as_str().unwrap()))
+        });
+        let roots = targets.iter().map(|target| PathBuf::from(text(&target["src_path"]))).collect();
+        let of_page = targets.iter().find(|target| target["kind"][0] != "bin").unwrap_or(&targets[0]);
+        let page = text(&of_page["name"]).replace('-', "_");
         let directory = Path::new(&text(&package["manifest_path"])).parent().unwrap().to_owned();
-        (text(&package["name"]), Member { directory, needs, roots })
+        (text(&package["name"]), Member { directory, needs, roots, page })
     };
     list(&metadata["packages"]).iter().map(member).collect()
 }
@@ -175,4 +178,46 @@ fn every_rule_that_is_cited_is_written_down() {
         }
     }
     assert!(cited >= 14, "{cited}");
+}
+
+/// `cargo doc` begins at crate `amberlog`: from there a reader finds every crate.
+#[test]
+fn the_first_page_of_the_crates_leads_to_each() {
+    let text = page("crates/amberlog/src/main.rs");
+    let header: String = text.lines().take_while(|line| line.starts_with("//!")).collect();
+    let linked: BTreeSet<&str> =
+        header.split("](../").skip(1).map(|rest| rest.split("/index.html)").next().unwrap()).collect();
+    let members = members();
+    let there: BTreeSet<&str> =
+        members.values().map(|member| member.page.as_str()).filter(|page| *page != "amberlog").collect();
+    assert_eq!(linked, there, "the links of crates/amberlog/src/main.rs (left) against the workspace");
+}
+
+/// Those that have a generator of their own, and say why.
+const OWN_GENERATORS: [&str; 3] = [
+    "crates/placement/src/remote/tests.rs",
+    "crates/placement/tests/nvm_model/guest.rs",
+    "crates/placement/tests/remount_model/guest.rs",
+];
+
+/// Whether a line is a step of a generator as people write them down: Marsaglia's xorshift, or Knuth's multiplier.
+fn is_step_of_a_generator(line: &str) -> bool {
+    let code = line.split("//").next().unwrap().replace('_', "");
+    code.contains("6364136223846793005") || code.contains("^=") && code.contains("<< 13")
+}
+
+/// A seed means the same everywhere, and nobody has to ask whether a generator is a good one.
+#[test]
+fn random_numbers_come_from_one_crate() {
+    let mut files = Vec::new();
+    sources(&root().join("crates"), &mut files);
+    sources(&root().join("guest/tools"), &mut files);
+    let own: BTreeSet<String> = files
+        .iter()
+        .filter(|file| file.file_name().is_some_and(|name| name != "house.rs"))
+        .filter(|file| std::fs::read_to_string(file).unwrap().lines().any(is_step_of_a_generator))
+        .map(|file| file.strip_prefix(root()).unwrap().to_str().unwrap().to_owned())
+        .collect();
+    let listed = BTreeSet::from(OWN_GENERATORS.map(str::to_owned));
+    assert_eq!(listed, own, "OWN_GENERATORS (left) against the sources: a new test takes seeded_random::Random");
 }

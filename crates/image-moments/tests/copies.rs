@@ -1,6 +1,7 @@
 //! Copies of an image that others write to meanwhile, against what the image was; overlays are judged by `qemu-img`.
 
 use image_moments::{BLOCK_BYTES, Base, Changes, Moment, Overlay, Record, Target};
+use seeded_random::Random;
 use std::fs::File;
 use std::io::Write;
 use std::os::unix::fs::FileExt;
@@ -13,28 +14,21 @@ use std::sync::atomic::{AtomicBool, Ordering};
 struct Image {
     file: File,
     content: Vec<u8>,
-    random: u64,
+    random: Random,
 }
 
 impl Image {
     fn new(path: &Path, size: u64) -> Self {
         let file = File::options().read(true).write(true).create_new(true).open(path).unwrap();
         file.set_len(size).unwrap();
-        Image { file, content: vec![0; size as usize], random: 88_172_645_463_325_252 }
-    }
-
-    fn random(&mut self) -> u64 {
-        self.random ^= self.random << 13;
-        self.random ^= self.random >> 7;
-        self.random ^= self.random << 17;
-        self.random
+        Image { file, content: vec![0; size as usize], random: Random::new(1) }
     }
 
     /// Writes something somewhere, or zeros.
     fn write(&mut self, changes: &Changes) {
-        let at = self.random() as usize % self.content.len();
-        let len = (1 + self.random() as usize % 200_000).min(self.content.len() - at);
-        let byte = (self.random() % 5) as u8;
+        let at = self.random.below(self.content.len() as u64) as usize;
+        let len = (1 + self.random.below(200_000) as usize).min(self.content.len() - at);
+        let byte = self.random.below(5) as u8;
         self.content[at..at + len].fill(byte);
         changes.begins(at as u64, len as u64);
         self.file.write_all_at(&self.content[at..at + len], at as u64).unwrap();

@@ -1,6 +1,7 @@
 //! Prints what recording one request costs: `cargo run --release -p io-trace --example writer_speed`.
 
 use io_trace::{Kind, Names, Record, Source, Writer, WriterOptions, amber};
+use seeded_random::Random;
 use std::time::Instant;
 
 fn main() -> std::io::Result<()> {
@@ -9,11 +10,10 @@ fn main() -> std::io::Result<()> {
         let options = WriterOptions { zstd_level, ..WriterOptions::default() };
         let mut writer = Writer::new(Vec::with_capacity(64 << 20), Names::single("vda"), options)?;
         let begin = Instant::now();
-        let mut random = 1u64;
+        let mut random = Random::new(1);
         for i in 0..RECORDS {
-            random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
             let kind = if i % 4 == 0 { Kind::Journal } else { Kind::Home };
-            let address = (random >> 40) * 4096;
+            let address = random.below(1 << 24) * 4096;
             writer.record(&Record { time_ns: i * 9_731, address, length: 4096, vm: 0, disk: 0, kind })?;
         }
         let bytes = writer.finish()?;

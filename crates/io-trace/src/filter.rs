@@ -3,6 +3,19 @@
 use crate::{Kind, Names, Notes, Record, Result, Source};
 
 /// A conjunction of conditions, each of the form `key=value[,value…]`.
+///
+/// # Examples
+/// ```
+/// use io_trace::{Filter, Kind, Names, Record};
+///
+/// let filter = Filter::parse(&["kind=write".to_owned(), "time=1..60".to_owned()])?;
+/// let names = Names::single("vda");
+/// let write = Record { time_ns: 2_000_000_000, address: 0, length: 4096, vm: 0, disk: 0, kind: Kind::Journal };
+/// assert!(filter.accepts(&write, &names));
+/// assert!(!filter.accepts(&Record { kind: Kind::Read, ..write }, &names));
+/// assert!(!filter.accepts(&Record { time_ns: 0, ..write }, &names), "before the first second");
+/// # Ok::<(), String>(())
+/// ```
 #[derive(Clone, Debug, Default)]
 pub struct Filter {
     kinds: Option<Vec<Kind>>,

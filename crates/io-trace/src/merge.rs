@@ -118,6 +118,22 @@ struct Input<S> {
 }
 
 /// Several traces as one, in the order of time. Each keeps its own clock's zero, or begins later than the one before.
+///
+/// # Examples
+/// ```
+/// use io_trace::{Format, Merge, Options, Source, open_reader};
+///
+/// let options = Options { format: Format::SsdSim, ..Options::default() };
+/// let web = open_reader("0 0 8 8 0\n2000 0 16 8 0\n".as_bytes(), "web", &options)?;
+/// let mail = open_reader("1000 0 8 8 1\n".as_bytes(), "mail", &options)?;
+/// let mut merged = Merge::new(vec![("web".to_owned(), web), ("mail".to_owned(), mail)]);
+/// let mut order = Vec::new();
+/// while let Some(record) = merged.next_record()? {
+///     order.push(format!("{} {}", record.time_ns, merged.names().vm_name(record.vm)));
+/// }
+/// assert_eq!(order, ["0 web", "1000 mail", "2000 web"]);
+/// # Ok::<(), io_trace::Error>(())
+/// ```
 pub struct Merge<S> {
     inputs: Vec<Input<S>>,
     names: Names,

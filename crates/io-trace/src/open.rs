@@ -122,6 +122,21 @@ pub fn open(path: &str, options: &Options) -> Result<(BoxedSource, Progress)> {
 }
 
 /// Reads a trace from any reader; `name` is what errors call it.
+///
+/// # Examples
+/// A line of an MSR-Cambridge trace, a format that has to be named:
+/// ```
+/// use io_trace::{Format, Kind, Options, Source, open_reader};
+///
+/// let text = "128166372003061629,web,0,Write,4096,8192,1331\n";
+/// let options = Options { format: Format::Msr, ..Options::default() };
+/// let mut trace = open_reader(text.as_bytes(), "example", &options)?;
+/// let record = trace.next_record()?.expect("one request");
+/// assert_eq!((record.kind, record.address, record.length), (Kind::Home, 4096, 8192));
+/// assert_eq!(trace.names().vm_name(record.vm), "web");
+/// assert!(trace.next_record()?.is_none());
+/// # Ok::<(), io_trace::Error>(())
+/// ```
 pub fn open_reader(input: impl Read + Send + 'static, name: &str, options: &Options) -> Result<BoxedSource> {
     let failed = |source| Error::Io { name: name.to_owned(), what: "read the trace", source };
     let mut stored = BufReader::with_capacity(256 * 1024, input);

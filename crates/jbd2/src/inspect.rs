@@ -65,6 +65,41 @@ pub struct InspectedTransaction {
 ///
 /// # Errors
 /// When the log cannot be read or followed; what comes before has been shown then.
+///
+/// # Examples
+/// A log of two transactions, of which the second revokes what is in the first:
+/// ```
+/// use jbd2::build::{LogBuilder, SuperblockBuilder, Transaction};
+/// use jbd2::inspect::inspect;
+/// use jbd2::{Content, LogRead, Superblock};
+/// # struct Memory(Vec<Vec<u8>>);
+/// # impl LogRead for Memory {
+/// #     type Error = std::convert::Infallible;
+/// #     fn read(&mut self, position: u32, buffer: &mut [u8]) -> Result<Content, Self::Error> {
+/// #         buffer.copy_from_slice(&self.0[position as usize]);
+/// #         Ok(Content::Present)
+/// #     }
+/// # }
+///
+/// let raw = SuperblockBuilder { maxlen: 64, start: 1, sequence: 7, ..Default::default() }.build();
+/// let (superblock, format) = Superblock::parse(&raw)?;
+/// let mut log = Memory(vec![vec![0; 4096]; 64]);
+/// let mut builder = LogBuilder::new(format, 1, 7);
+/// for transaction in [
+///     Transaction { blocks: vec![(5000, vec![1; 4096])], ..Default::default() },
+///     Transaction { revokes: vec![5000], ..Default::default() },
+/// ] {
+///     builder.transaction(&transaction, &mut |position, block| log.0[position as usize].copy_from_slice(block));
+/// }
+///
+/// let mut seen = Vec::new();
+/// let walk = inspect(&mut log, &superblock, &format, true, &mut |transaction| {
+///     seen.push((transaction.sequence, transaction.position, transaction.tags.len(), transaction.revokes.clone()));
+/// })?;
+/// assert_eq!(seen, [(7, 1, 1, vec![]), (8, 4, 0, vec![5000])]);
+/// assert_eq!(walk.transactions(), 2);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub fn inspect<L: LogRead>(
     log: &mut L,
     superblock: &Superblock,

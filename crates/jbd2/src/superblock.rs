@@ -308,6 +308,24 @@ impl Superblock {
 }
 
 /// Changes fields of a raw journal superblock in place. Call [`SuperblockEdit::seal`] last.
+///
+/// # Examples
+/// What a replay does at its end: the log is empty, and goes on with a later transaction.
+/// ```
+/// use jbd2::build::SuperblockBuilder;
+/// use jbd2::{Checksum, Superblock, SuperblockEdit, SuperblockError};
+///
+/// let mut raw = SuperblockBuilder { start: 12, sequence: 7, ..Default::default() }.checksum(Checksum::V3).build();
+/// SuperblockEdit::new(&mut raw)?.start(0).sequence(9).seal();
+/// let (superblock, _) = Superblock::parse(&raw)?;
+/// assert!(superblock.is_empty());
+/// assert_eq!(superblock.sequence, 9);
+///
+/// // What was changed and not sealed is taken for damage.
+/// SuperblockEdit::new(&mut raw)?.errno(-5);
+/// assert!(matches!(Superblock::parse(&raw), Err(SuperblockError::Checksum { .. })));
+/// # Ok::<(), SuperblockError>(())
+/// ```
 #[derive(Debug)]
 pub struct SuperblockEdit<'a> {
     raw: &'a mut [u8],

@@ -11,6 +11,7 @@
 use jbd2::build::{LogBuilder, Transaction};
 use jbd2::{LogRead, SuperblockEdit};
 use recovery::{Access, Disk, FileLog, Options, locate, recover_disk};
+use seeded_random::Random;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -78,12 +79,12 @@ fn make_image(path: &Path, settings: &Settings) -> (usize, u64) {
     };
     let mut builder = LogBuilder::new(format, 1, superblock.sequence);
     let mut homes = homes(&settings.layout);
-    let (mut blocks, mut seed) = (0, 1u64);
+    let (mut blocks, mut random) = (0, Random::new(1));
     // Long runs are gathered, or making the log would take longer than replaying it.
     let (mut gathered, mut gathered_at) = (Vec::new(), 0);
     loop {
         let transaction = Transaction {
-            blocks: (0..2000).map(|_| (homes.next().expect("endless"), content(&mut seed))).collect(),
+            blocks: (0..2000).map(|_| (homes.next().expect("endless"), content(&mut random))).collect(),
             revokes: Vec::new(),
             seconds: 1_000_000 + u64::from(builder.sequence),
         };
@@ -109,12 +110,9 @@ fn make_image(path: &Path, settings: &Settings) -> (usize, u64) {
     (blocks, u64::from(builder.position) * BLOCK as u64)
 }
 
-fn content(seed: &mut u64) -> Vec<u8> {
+fn content(random: &mut Random) -> Vec<u8> {
     let mut data = vec![0; BLOCK];
-    for word in data.chunks_exact_mut(8) {
-        *seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        word.copy_from_slice(&seed.to_le_bytes());
-    }
+    random.fill(&mut data);
     data
 }
 
@@ -139,10 +137,8 @@ fn write_only(path: &Path, layout: &str, blocks: usize) -> Duration {
     let mut homes: Vec<u64> = homes(layout).take(blocks).collect();
     homes.sort_unstable();
     homes.dedup();
-    let (mut data, mut seed) = (Vec::new(), 2);
-    for _ in 0..256 {
-        data.extend(content(&mut seed));
-    }
+    let mut data = vec![0; 256 * BLOCK];
+    Random::new(2).fill(&mut data);
     let file = File::options().write(true).open(path).expect("the image");
     let started = Instant::now();
     for run in homes.chunk_by(|a, b| *b == *a + 1).flat_map(|run| run.chunks(256)) {

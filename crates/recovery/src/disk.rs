@@ -47,6 +47,25 @@ impl Disk {
     ///
     /// # Errors
     /// A sentence: it cannot be opened, is in use, or is neither.
+    ///
+    /// # Examples
+    /// ```
+    /// use recovery::{Access, Disk};
+    /// use std::time::Duration;
+    /// # let directory = tempfile::tempdir()?;
+    /// # let image = directory.path().join("disk.img");
+    /// # std::fs::write(&image, [0u8; 4096])?;
+    ///
+    /// let disk = Disk::open(&image, Access::Write)?;
+    /// let refused = Disk::open_within(&image, Access::Read, Duration::ZERO).expect_err("somebody writes it");
+    /// assert!(refused.is_in_use());
+    /// // Who only looks asks nobody.
+    /// assert!(Disk::open(&image, Access::Look).is_ok());
+    ///
+    /// drop(disk);
+    /// assert!(Disk::open(&image, Access::Read).is_ok());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn open(path: &Path, access: Access) -> Result<Disk, Error> {
         Self::open_within(path, access, LOCK_PATIENCE)
     }

@@ -51,6 +51,73 @@ pub struct Replay {
 ///
 /// # Errors
 /// [`Error::Refused`] or [`Error::Damaged`] when nothing was changed; [`Error::Failed`] when reading or writing failed (the log is then as it was).
+///
+/// # Examples
+/// A journal of one transaction, in memory, onto a file system in memory:
+/// ```
+/// use extfs::ReadAt;
+/// use jbd2::build::{LogBuilder, SuperblockBuilder, Transaction};
+/// use jbd2::{Checksum, Content, LogRead};
+/// use recovery::{HomeBounds, HomeWriter, JournalPlace, LogBounds, Status, replay};
+/// use std::io;
+///
+/// struct Log(Vec<Vec<u8>>);
+///
+/// impl LogRead for Log {
+///     type Error = std::convert::Infallible;
+///
+///     fn read(&mut self, position: u32, buffer: &mut [u8]) -> Result<Content, Self::Error> {
+///         buffer.copy_from_slice(&self.0[position as usize]);
+///         Ok(Content::Present)
+///     }
+/// }
+///
+/// struct Home(Vec<u8>);
+///
+/// impl ReadAt for Home {
+///     fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
+///         self.0.read_at(offset, buffer)
+///     }
+///
+///     fn size(&self) -> u64 {
+///         self.0.size()
+///     }
+/// }
+///
+/// impl HomeWriter for Home {
+///     fn write_at(&mut self, offset: u64, data: &[u8]) -> io::Result<()> {
+///         self.0[offset as usize..][..data.len()].copy_from_slice(data);
+///         Ok(())
+///     }
+///
+///     fn flush(&mut self) -> io::Result<()> {
+///         Ok(())
+///     }
+/// }
+///
+/// // A journal of 32 blocks of 1 KiB: transaction 7 begins at block 1, and writes block 60 of the file system.
+/// let superblock = SuperblockBuilder { block_size: 1024, maxlen: 32, start: 1, sequence: 7, ..Default::default() };
+/// let mut log = Log(vec![vec![0; 1024]; 32]);
+/// log.0[0] = superblock.checksum(Checksum::V3).build();
+/// let (_, format) = jbd2::Superblock::parse(&log.0[0])?;
+/// let transaction = Transaction { blocks: vec![(60, vec![1; 1024])], ..Default::default() };
+/// let mut builder = LogBuilder::new(format, 1, 7);
+/// builder.transaction(&transaction, &mut |position, block| log.0[position as usize].copy_from_slice(block));
+///
+/// // Of the file system's 64 blocks, 20 to 51 are the journal's; of its superblock there is just enough.
+/// let mut home = Home(vec![0; 64 * 1024]);
+/// home.0[1024 + 0x04] = 64;
+/// home.0[1024 + 0x38..1024 + 0x3a].copy_from_slice(&0xef53u16.to_le_bytes());
+/// let journal = LogBounds { superblock_position: 0, blocks: 32 };
+/// let bounds = HomeBounds::from_parts(64, 1024, vec![(20, 52)]);
+/// let place = JournalPlace::Home { offset: 20 * 1024 };
+///
+/// let report = replay(&mut log, journal, &bounds, &mut home, place)?;
+/// assert_eq!((report.status, report.transactions, report.blocks_written), (Status::Recovered, 1, 1));
+/// assert!(home.0[60 * 1024..61 * 1024].iter().all(|byte| *byte == 1));
+/// assert!(jbd2::Superblock::decode(&home.0[20 * 1024..])?.is_empty());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub fn replay<L: LogRead + Send, H: HomeWriter>(
     log: &mut L,
     journal: LogBounds,

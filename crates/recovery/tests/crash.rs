@@ -12,6 +12,7 @@ use extfs::ReadAt;
 use jbd2::build::{LogBuilder, Transaction};
 use jbd2::{Checksum, Content, LogRead};
 use recovery::{HomeBounds, HomeWriter, JournalPlace, LogBounds, Replay, Status};
+use seeded_random::Random;
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
@@ -296,13 +297,10 @@ fn many_blocks() {
     for (is_held, errno) in [(false, -5), (true, -28)] {
         let has_record = !is_held;
         let crash = make(directory.path(), &Plan { errno, has_record, is_held, blocks: 12, transactions: 7 });
-        let mut choice = 0x9e37_79b9_7f4a_7c15u64;
+        let mut random = Random::new(1);
         let points = crash.cut_everywhere(&mut |_| {
-            let random = std::iter::repeat_with(|| {
-                choice = choice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-                choice ^ choice >> 29
-            });
-            [0, u64::MAX, 0x5555_5555_5555_5555].into_iter().chain(random.take(11)).collect()
+            let choices = std::iter::repeat_with(|| random.bits()).take(11);
+            [0, u64::MAX, 0x5555_5555_5555_5555].into_iter().chain(choices).collect()
         });
         assert!(points > 200, "{points}");
     }

@@ -3,6 +3,7 @@
 
 use proptest::prelude::*;
 use remote_journal::store::{Simulated, Store, StoreError, StoreOptions};
+use seeded_random::Random;
 use std::collections::BTreeMap;
 
 const SMALL: StoreOptions =
@@ -56,15 +57,9 @@ fn name(journal: u8) -> String {
 }
 
 fn content(seed: u64, len: usize) -> Vec<u8> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    (0..len)
-        .map(|_| {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            state as u8
-        })
-        .collect()
+    let mut content = vec![0; len];
+    Random::new(seed).fill(&mut content);
+    content
 }
 
 /// What the store holds of each journal, read back.
@@ -227,11 +222,8 @@ proptest! {
                 Ok(last) => last,
                 Err((possible, _)) => possible,
             };
-            let mut state = seed ^ at;
-            let after = medium.after_power_loss(|| {
-                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-                state >> 33 & 1 == 0
-            });
+            let mut random = Random::of(seed, at);
+            let after = medium.after_power_loss(|| random.below(2) == 0);
             let mut store = open(after.clone()).expect("a torn end is no damage");
             prop_assert_eq!(store.counters().damaged_places, 0, "after operation {}", at);
             let found = comparable(&read_back(&mut store).expect("whole"));

@@ -8,6 +8,7 @@ mod wire;
 use remote_journal::message::{
     Batch, Block, FRAME_HEADER_BYTES, JournalStatus, Message, MessageError, Refusal, read_all,
 };
+use seeded_random::Random;
 
 fn messages() -> Vec<Message> {
     let name = || "disk@1048576".to_owned();
@@ -88,13 +89,7 @@ fn damage_anywhere_is_found() {
 
 #[test]
 fn no_input_makes_it_panic() {
-    let mut state = 1u64;
-    let mut random = move || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state as usize
-    };
+    let mut random = Random::new(1);
     for message in messages() {
         let mut frame = Vec::new();
         message.write(&mut frame);
@@ -103,11 +98,11 @@ fn no_input_makes_it_panic() {
             let mut input = vec![1, frame[4]];
             input.extend_from_slice(&payload);
             for _ in 0..round % 5 {
-                let at = 1 + random() % (input.len() - 1);
-                match random() % 3 {
-                    0 => input[at] = random() as u8,
+                let at = 1 + random.below(input.len() as u64 - 1) as usize;
+                match random.below(3) {
+                    0 => input[at] = random.bits() as u8,
                     1 => input.truncate(at + 1),
-                    _ => input.extend_from_slice(&random().to_le_bytes()),
+                    _ => input.extend_from_slice(&random.bits().to_le_bytes()),
                 }
             }
             wire::run(&input);

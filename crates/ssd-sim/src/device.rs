@@ -222,6 +222,26 @@ pub trait Device: Send {
 }
 
 /// Builds a device. The options must have passed [`DeviceOptions::check`].
+///
+/// # Examples
+/// A page that is written twice and read, and what that took:
+/// ```
+/// use io_trace::Kind;
+/// use ssd_sim::device::{DeviceOptions, build};
+/// use ssd_sim::ftl::FtlKind;
+/// use ssd_sim::geometry::Geometry;
+///
+/// let options = DeviceOptions::new(FtlKind::Page, Geometry::with_blocks(64));
+/// options.check()?;
+/// let mut device = build(&options);
+/// device.serve(Kind::Journal, 0, 2048)?;
+/// device.serve(Kind::Journal, 0, 2048)?;
+/// device.serve(Kind::Read, 0, 2048)?;
+/// let counters = device.flash_counters();
+/// assert_eq!((counters.flash_writes(), counters.flash_reads()), (2, 1));
+/// assert_eq!(counters.time_us(&options.timing), 2 * 263 + 88);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub fn build(options: &DeviceOptions) -> Box<dyn Device> {
     let (geometry, levelling) = (&options.geometry, options.wear.levelling);
     match options.ftl {

@@ -6,6 +6,16 @@ pub use seeded_random::Random;
 
 /// A random permutation of the numbers below `count` without a table: a four-round Feistel network over the
 /// next even number of bits, walked until it lands below `count`.
+///
+/// # Examples
+/// ```
+/// use ssd_sim::random::Permutation;
+///
+/// let permutation = Permutation::new(10, 7);
+/// let mut places: Vec<u64> = (0..10).map(|index| permutation.at(index)).collect();
+/// places.sort_unstable();
+/// assert!(places.into_iter().eq(0..10));
+/// ```
 #[derive(Clone, Debug)]
 pub struct Permutation {
     count: u64,

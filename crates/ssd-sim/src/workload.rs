@@ -24,6 +24,16 @@ pub enum Shape {
 }
 
 /// A stream of page numbers.
+///
+/// # Examples
+/// Four accesses of five go to one page of five:
+/// ```
+/// use ssd_sim::workload::{Shape, Workload};
+///
+/// let mut workload = Workload::new(Shape::HotCold { accesses: 0.8, pages: 0.2 }, 1000, 1);
+/// let hot = (0..10_000).filter(|_| workload.next_page() < 200).count();
+/// assert!((7500..8500).contains(&hot), "{hot}");
+/// ```
 #[derive(Clone, Debug)]
 pub struct Workload {
     shape: Shape,

@@ -4,6 +4,7 @@ use crate::front_end::FrontEnd;
 use crate::histogram::Histogram;
 use crate::queue::{Descriptor, descriptor_flags};
 use crate::{ANSWER_TIMEOUT, Result, STATUS_OK};
+use seeded_random::Random;
 use std::time::{Duration, Instant};
 
 /// What to do and where.
@@ -92,14 +93,11 @@ pub fn run_load(front_end: &mut FrontEnd, options: LoadOptions) -> Result<LoadRe
     if blocks == 0 || options.depth == 0 || options.depth > size {
         return Err("the load does not fit the disk or the ring".into());
     }
-    let mut random = options.seed | 1;
+    let mut random = Random::new(options.seed);
     let mut position = 0;
     let mut next_sector = || {
         let block = if options.pattern.random() {
-            random ^= random << 13;
-            random ^= random >> 7;
-            random ^= random << 17;
-            random % blocks
+            random.below(blocks)
         } else {
             position += 1;
             (position - 1) % blocks

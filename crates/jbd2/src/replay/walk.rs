@@ -94,6 +94,52 @@ pub struct Place {
 }
 
 /// Is told of every control block, in log order. What it sees need not count: only the end of the walk tells.
+///
+/// # Examples
+/// The home blocks that a log names, those of a transaction without a commit among them:
+/// ```
+/// use jbd2::build::{LogBuilder, SuperblockBuilder, Transaction};
+/// use jbd2::{Content, Descriptor, LogRead, Place, ReplayError, Superblock, Visitor, walk};
+/// # struct Memory(Vec<Vec<u8>>);
+/// # impl LogRead for Memory {
+/// #     type Error = std::convert::Infallible;
+/// #     fn read(&mut self, position: u32, buffer: &mut [u8]) -> Result<Content, Self::Error> {
+/// #         buffer.copy_from_slice(&self.0[position as usize]);
+/// #         Ok(Content::Present)
+/// #     }
+/// # }
+///
+/// struct Homes(Vec<u64>);
+///
+/// impl<L: LogRead> Visitor<L> for Homes {
+///     fn descriptor(
+///         &mut self,
+///         _log: &mut L,
+///         _place: Place,
+///         descriptor: &Descriptor<'_>,
+///         _checksum_ok: bool,
+///     ) -> Result<(), ReplayError<L::Error>> {
+///         self.0.extend(descriptor.tags().map(|tag| tag.block));
+///         Ok(())
+///     }
+/// }
+///
+/// let raw = SuperblockBuilder { maxlen: 64, start: 1, sequence: 7, ..Default::default() }.build();
+/// let (superblock, format) = Superblock::parse(&raw)?;
+/// let mut log = Memory(vec![vec![0; 4096]; 64]);
+/// let mut builder = LogBuilder::new(format, 1, 7);
+/// let writing = |home: u64| Transaction { blocks: vec![(home, vec![1; 4096])], ..Default::default() };
+/// let mut sink = |position: u32, block: &[u8]| log.0[position as usize].copy_from_slice(block);
+/// builder.transaction(&writing(50), &mut sink);
+/// builder.body(&writing(60), &mut sink);
+///
+/// let mut homes = Homes(Vec::new());
+/// let walked = walk(&mut log, &format, superblock.start, superblock.sequence, &mut homes)?;
+/// assert_eq!(homes.0, [50, 60]);
+/// assert_eq!(walked.transactions(), 1, "the second was never committed");
+/// assert_eq!(walked.end_position, 6);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub trait Visitor<L: LogRead> {
     /// A descriptor. Its data blocks follow it: the n-th is `place.order + 1 + n`.
     ///

@@ -39,6 +39,8 @@ fn log_block(number: u32, is_commit: bool) -> Arc<[u8]> {
     block.into()
 }
 
+/// A generator of its own, and it stays: the seeded faults (crates/crash-explorer/mutants.list) were tried with the
+/// sequences that these models' seeds have here.
 pub(super) struct Random(pub u64);
 
 impl Random {

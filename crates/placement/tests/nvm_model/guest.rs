@@ -28,6 +28,8 @@ const BLOCKS_EACH: u64 = 6;
 /// Log blocks that are live at most.
 const LIVE_MAX: u32 = 500;
 
+/// A generator of its own, and it stays: the seeded faults (crates/crash-explorer/mutants.list) were tried with the
+/// sequences that this model's seeds have here.
 pub struct Random(u64);
 
 impl Random {

@@ -28,15 +28,11 @@ const EXTREMES: [u64; 14] = [
     u64::MAX,
 ];
 
-/// A sequence of numbers that is the same on every machine.
-struct Random(u64);
+struct Random(seeded_random::Random);
 
 impl Random {
-    fn next(&mut self, below: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 % below.max(1) as u64) as usize
+    fn below(&mut self, bound: usize) -> usize {
+        self.0.below(bound as u64) as usize
     }
 }
 
@@ -45,19 +41,19 @@ fn forge(value: &mut serde_json::Value, random: &mut Random) {
     use serde_json::Value;
     match value {
         Value::Object(fields) if !fields.is_empty() => {
-            let at = random.next(fields.len());
+            let at = random.below(fields.len());
             forge(fields.values_mut().nth(at).expect("a field"), random);
         }
-        Value::Array(items) if !items.is_empty() && random.next(5) != 0 => {
-            let at = random.next(items.len());
-            match random.next(6) {
+        Value::Array(items) if !items.is_empty() && random.below(5) != 0 => {
+            let at = random.below(items.len());
+            match random.below(6) {
                 0 => items.push(items[at].clone()),
                 _ => forge(&mut items[at], random),
             }
         }
         Value::Array(items) => items.clear(),
-        Value::Number(_) => *value = EXTREMES[random.next(EXTREMES.len())].into(),
-        Value::String(text) => *text = ["", "..", "../image", "log-0", "/", "x\0y"][random.next(6)].to_owned(),
+        Value::Number(_) => *value = EXTREMES[random.below(EXTREMES.len())].into(),
+        Value::String(text) => *text = ["", "..", "../image", "log-0", "/", "x\0y"][random.below(6)].to_owned(),
         Value::Bool(is) => *is = !*is,
         _ => {}
     }
@@ -65,18 +61,18 @@ fn forge(value: &mut serde_json::Value, random: &mut Random) {
 
 /// Changes a few words of a table, its head mostly.
 fn scribble(table: &mut Vec<u8>, random: &mut Random) {
-    for _ in 0..=random.next(3) {
+    for _ in 0..=random.below(3) {
         let words = table.len() / 4;
-        let word = if random.next(2) == 0 { random.next(10) } else { 1024 + random.next(words - 1024) };
-        let value = match random.next(3) {
-            0 => EXTREMES[random.next(EXTREMES.len())] as u32,
-            1 => (random.next(8) as u32) << 29 | EXTREMES[random.next(EXTREMES.len())] as u32 >> 3,
-            _ => (1 + random.next(3) as u32) << 29 | random.next(300) as u32,
+        let word = if random.below(2) == 0 { random.below(10) } else { 1024 + random.below(words - 1024) };
+        let value = match random.below(3) {
+            0 => EXTREMES[random.below(EXTREMES.len())] as u32,
+            1 => (random.below(8) as u32) << 29 | EXTREMES[random.below(EXTREMES.len())] as u32 >> 3,
+            _ => (1 + random.below(3) as u32) << 29 | random.below(300) as u32,
         };
         table[word * 4..word * 4 + 4].copy_from_slice(&value.to_le_bytes());
     }
-    if random.next(6) == 0 {
-        table.truncate([0, 8, 4095, 4096][random.next(4)]);
+    if random.below(6) == 0 {
+        table.truncate([0, 8, 4095, 4096][random.below(4)]);
     }
 }
 
@@ -136,14 +132,14 @@ fn a_directory_that_was_tampered_with_is_no_danger() {
     let iterations = exercise::iterations(150);
     let left = Left::new();
     assert_eq!(left.finish(&left.sound), Some(1), "the sound one");
-    let mut random = Random(0x2545_f491_4f6c_dd1d);
+    let mut random = Random(seeded_random::Random::new(1));
     let (mut recovered, mut refused) = (0, 0);
     for number in 0..iterations {
         let mut files = left.sound.clone();
-        let which = random.next(8);
+        let which = random.below(8);
         if which < 4 {
             let mut description = serde_json::from_slice(&left.sound[0]).expect("JSON");
-            (0..=random.next(2)).for_each(|_| forge(&mut description, &mut random));
+            (0..=random.below(2)).for_each(|_| forge(&mut description, &mut random));
             files[0] = serde_json::to_vec(&description).expect("JSON");
         }
         if (3..7).contains(&which) {
@@ -151,7 +147,7 @@ fn a_directory_that_was_tampered_with_is_no_danger() {
         }
         if which == 7 {
             let len = files[2].len();
-            files[2].truncate(random.next(len));
+            files[2].truncate(random.below(len));
         }
         let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| left.finish(&files)));
         match result {

@@ -47,6 +47,8 @@ pub enum Kind {
     SmallBlocks,
 }
 
+/// A generator of its own, and it stays: the seeded faults (crates/crash-explorer/mutants.list) were tried with the
+/// sequences that this model's seeds have here.
 pub struct Random(u64);
 
 impl Random {
