@@ -7,6 +7,7 @@
 //! What is tested here is the machine with real logs, bitmaps and orders of requests, driven as a placement drives it. The placement
 //! itself, with its area and its route, is tested in [`route`].
 
+mod bitmaps;
 mod disk;
 mod history;
 pub mod route;
@@ -19,6 +20,7 @@ use crate::recording::{Event, Issue, Kind, PAGE_BYTES, Recording};
 use crate::scenario::Scenario;
 use crate::scratch::scratch;
 use crate::switches::Switches;
+use bitmaps::Bitmaps;
 use disk::{Cut, Disk};
 use durability::{AnswerId, Committed, Durability, Freed, Place, Transaction, Version, View, WhenAsked, WriteId};
 use extfs::{Allocation, FreedBlocks, JournalExtent, ReadAt};
@@ -88,13 +90,13 @@ fn check_states(
     let mut faults = Vec::new();
     for last in candidates {
         // Seldom asked for.
-        let mut as_of: Option<(AsOf, Allocation)> = None;
+        let mut as_of: Option<(AsOf, Bitmaps)> = None;
         let mut is_free = |block: u64| {
-            let (as_of, allocation) = as_of.get_or_insert_with(|| {
+            let (as_of, bitmaps) = as_of.get_or_insert_with(|| {
                 let blocks = history.versions(*last).map(|(block, content)| (block, Arc::clone(content))).collect();
-                (AsOf { base: Arc::clone(base), blocks, block_bytes }, Allocation::default())
+                (AsOf { base: Arc::clone(base), blocks, block_bytes }, Bitmaps::default())
             });
-            allocation.is_free(as_of, block).unwrap_or(false)
+            bitmaps.is_free(as_of, block).unwrap_or(false)
         };
         match history.check(*last, read, &mut is_free) {
             Ok(_) => return Ok(()),
@@ -218,6 +220,8 @@ struct World<'r> {
     durable: AsOf,
     allocation: Allocation,
     freed: FreedBlocks,
+    /// The same for the judge.
+    bitmaps: Bitmaps,
     history: History,
     versions: HashMap<Version, (u64, Arc<[u8]>)>,
     /// By block.
@@ -271,6 +275,7 @@ impl<'r> World<'r> {
             durable: AsOf::default(),
             allocation: Allocation::default(),
             freed: FreedBlocks::default(),
+            bitmaps: Bitmaps::default(),
             history: History::default(),
             versions: HashMap::new(),
             logged: BTreeMap::new(),
@@ -527,6 +532,7 @@ impl<'r> World<'r> {
         let as_of = || AsOf { base: Arc::clone(&base), blocks: HashMap::new(), block_bytes: self.place.block_bytes };
         (self.newest, self.durable) = (as_of(), as_of());
         (self.allocation, self.freed) = (Allocation::default(), FreedBlocks::default());
+        self.bitmaps = Bitmaps::default();
         self.history.opened();
         self.versions.clear();
         self.logged.clear();
@@ -541,7 +547,15 @@ impl<'r> World<'r> {
         let contents: Vec<(u64, &[u8])> = committed.blocks.iter().map(|(block, bytes)| (*block, &bytes[..])).collect();
         let freed = self.freed.of(&self.newest, &contents).during("reading bitmaps")?;
         self.unknown_frees += u64::from(freed.is_none());
-        self.history.committed(committed, freed.as_deref());
+        let really = self.bitmaps.freed(&self.newest, &contents).during("reading bitmaps")?;
+        let is_told = |block: &u64| freed.as_ref().is_none_or(|told| told.iter().any(|range| range.contains(block)));
+        if let Some(block) = really.iter().cloned().flatten().find(|block| !is_told(block)) {
+            return finding(format!(
+                "transaction {} frees block {block}, and the machine is not told of it",
+                committed.sequence
+            ));
+        }
+        self.history.committed(committed, Some(&really));
         let mut blocks = Vec::new();
         for (block, content) in &committed.blocks {
             let version = Version(self.id());

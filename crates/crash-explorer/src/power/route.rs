@@ -8,6 +8,7 @@
 //! has to leave the error mark, with a number that no compound in the log's place has, or a state of the guest all the same (durability is
 //! about to end, or storage has just become a truth). And nothing is lost while the host lives: such a run ends somewhere, and is recovered.
 
+use super::bitmaps::Bitmaps;
 use super::disk::{Disk, SECTOR};
 use super::history::History;
 use super::stream::Stream;
@@ -21,7 +22,6 @@ use crate::scenario::Scenario;
 use crate::simulation::{SharedWatcher, Simulation, Watcher};
 use crate::switches::Switches;
 use block_route::{DiskOperation, Operation};
-use extfs::FreedBlocks;
 use guest_kit::Acknowledged;
 use guest_tools::random::Random;
 use jbd2::{Content, LogRead, Plan, SUPERBLOCK_BYTES, Superblock, sequence};
@@ -48,7 +48,7 @@ struct Observer {
     numbers: HashMap<u64, u64>,
     stream: Option<Stream>,
     newest: AsOf,
-    freed: FreedBlocks,
+    bitmaps: Bitmaps,
     history: History,
     problem: Option<String>,
     /// The last transaction that was committed.
@@ -79,7 +79,7 @@ impl Observer {
                 let mut base = vec![0; self.newest.base.len()];
                 self.disk.read(0, &mut base);
                 self.newest = AsOf { base: Arc::new(base), blocks: HashMap::new(), ..std::mem::take(&mut self.newest) };
-                self.freed = FreedBlocks::default();
+                self.bitmaps = Bitmaps::default();
                 self.history.opened();
                 self.stream = Some(Stream::new(format, said.start, said.sequence));
             }
@@ -90,8 +90,8 @@ impl Observer {
         while let Some(committed) = stream.next() {
             let contents: Vec<(u64, &[u8])> =
                 committed.blocks.iter().map(|(block, bytes)| (*block, &bytes[..])).collect();
-            let freed = self.freed.of(&self.newest, &contents).map_err(|error| error.to_string())?;
-            self.history.committed(&committed, freed.as_deref());
+            let freed = self.bitmaps.freed(&self.newest, &contents).map_err(|error| error.to_string())?;
+            self.history.committed(&committed, Some(&freed));
             self.last = Some(committed.sequence);
             for (block, content) in &committed.blocks {
                 self.newest.blocks.insert(*block, Arc::clone(content));
@@ -438,7 +438,7 @@ pub fn run(recording: &Recording, seed: u64, switches: Switches, how: Thoroughne
         numbers: HashMap::new(),
         stream: None,
         newest: AsOf { base: Arc::new(base), blocks: HashMap::new(), block_bytes },
-        freed: FreedBlocks::default(),
+        bitmaps: Bitmaps::default(),
         history: History::default(),
         problem: None,
         last: None,

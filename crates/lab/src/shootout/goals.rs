@@ -1,7 +1,8 @@
 //! The goals of durability by age, and what `retain` is held to, judged by what was measured: a ratio of two means, between what it lies, and whether
 //! all of that is on one side of the goal.
 //!
-//! It must never judge what is not comparable: a quick cell, one iteration, or what two programs or machines measured.
+//! It must never judge what is not comparable: a quick cell, one iteration, or what two programs or machines measured. Nor hide a goal whose
+//! cells have failed: that has its row, too.
 
 use super::kinds::Load;
 use super::{Cell, RATE};
@@ -76,7 +77,7 @@ pub(super) struct Judged {
     pub(super) class: &'static str,
 }
 
-/// Every goal under every load for which both sides were measured.
+/// Every goal under every load for which both sides were measured, or both take part and one has no good cell.
 pub(super) fn judged(cells: &[Cell]) -> Vec<Judged> {
     let flush = cells.iter().any(|cell| cell.conditions.flush_us > 0);
     let goals = GOALS.iter().filter(|goal| flush || !goal.needs_flush);
@@ -93,7 +94,10 @@ impl Goal {
         let summary = |cells: &[&Cell]| {
             Summary::of(&cells.iter().filter_map(|cell| cell.figure(self.figure.0)).collect::<Vec<_>>())
         };
-        let (own, other) = (summary(&ours)?, summary(&others)?);
+        let (own, other) = match (summary(&ours), summary(&others)) {
+            (Some(own), Some(other)) => (own, other),
+            (own, other) => return self.unmeasured(load, cells, (own, other)),
+        };
         if other.mean <= 0.0 {
             return None;
         }
@@ -113,19 +117,46 @@ impl Goal {
         if ours.iter().any(|cell| cell.is_short()) {
             verdict += ", shorter than three ages";
         }
-        let (side, limit) = match self.bound {
-            Bound::AtLeast(limit) => ("at least", limit),
-            Bound::AtMost(limit) => ("at most", limit),
-        };
         let between = interval.map_or_else(String::new, |one| format!(" ({:.3}–{:.3})", one.low, one.high));
         let row = [
-            format!("{}, {}: {side} {limit} × {}", self.contender, self.figure.1, self.reference),
+            self.in_words(),
             load.name().to_owned(),
             format!("{ratio:.3}{between}"),
             format!("{}, {}", own.count, other.count),
             verdict,
         ];
         Some(Judged { row, class })
+    }
+
+    /// Where both sides take part and somebody has tried the load, but one of them has no good cell of it.
+    fn unmeasured(&self, load: Load, cells: &[Cell], sides: (Option<Summary>, Option<Summary>)) -> Option<Judged> {
+        let takes_part = |name: &str| cells.iter().any(|cell| cell.contender == name);
+        let is_tried = cells.iter().any(|cell| cell.what == load.name());
+        if !is_tried || !takes_part(self.contender) || !takes_part(self.reference) {
+            return None;
+        }
+        let who = match sides {
+            (None, None) => format!("{} and {} have", self.contender, self.reference),
+            (None, Some(_)) => format!("{} has", self.contender),
+            (Some(_), _) => format!("{} has", self.reference),
+        };
+        let count = |side: Option<Summary>| side.map_or(0, |side| side.count);
+        let row = [
+            self.in_words(),
+            load.name().to_owned(),
+            String::new(),
+            format!("{}, {}", count(sides.0), count(sides.1)),
+            format!("not judged: {who} no good cell"),
+        ];
+        Some(Judged { row, class: "open" })
+    }
+
+    fn in_words(&self) -> String {
+        let (side, limit) = match self.bound {
+            Bound::AtLeast(limit) => ("at least", limit),
+            Bound::AtMost(limit) => ("at most", limit),
+        };
+        format!("{}, {}: {side} {limit} × {}", self.contender, self.figure.1, self.reference)
     }
 }
 
@@ -230,6 +261,29 @@ mod tests {
             cell.conditions = Conditions { quick: true, ..cell.conditions.clone() };
         }
         assert!(words(&quick).ends_with("not judged: quick"), "{}", words(&quick));
+    }
+
+    #[test]
+    fn a_goal_whose_cells_have_failed_has_its_row() {
+        let failed = |contender: &str| cell_for_tests(contender, "untar", Some("it hung"));
+        let mut all = [
+            cells("retain-5", "append", "storage_bytes", &[50.0, 50.0]),
+            cells("retain", "append", "storage_bytes", &[50.0, 50.0]),
+            cells("retain", "untar", "storage_bytes", &[70.0, 70.0]),
+            vec![failed("retain-5")],
+        ]
+        .concat();
+        let rows = |all: &[Cell]| judged(all).iter().map(|one| one.row.join(" | ")).collect::<Vec<_>>();
+        let goal = "retain-5, bytes to storage: at most 1.1 × retain";
+        let on_append = format!("{goal} | append | 1.000 (1.000–1.000) | 2, 2 | met");
+        let on_untar = format!("{goal} | untar |  | 0, 2 | not judged: retain-5 has no good cell");
+        assert_eq!(rows(&all), [on_append.clone(), on_untar]);
+        all.retain(|cell| cell.what == "append" || cell.failure.is_some());
+        all.push(failed("retain"));
+        let neither = format!("{goal} | untar |  | 0, 0 | not judged: retain-5 and retain have no good cell");
+        assert_eq!(rows(&all), [on_append.clone(), neither]);
+        all.retain(|cell| cell.what == "append");
+        assert_eq!(rows(&all), [on_append], "nobody has tried to unpack, and others take no part");
     }
 
     #[test]

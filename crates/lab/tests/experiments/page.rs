@@ -1,5 +1,5 @@
-//! The report in a real browser: Debian's headless Chromium draws it, light and dark, and the picture is looked at.
-//! The numbers on it are made up; that a page is drawn from them is what is tested.
+//! The report in a real browser: Debian's headless Chromium draws it, light and dark, as wide as a phone, a tablet and a desk have it,
+//! and the picture is looked at. The numbers on it are made up; that a page is drawn from them is what is tested.
 
 use flate2::read::ZlibDecoder;
 use lab::catalogue::{self, Kind};
@@ -11,8 +11,36 @@ use std::io::Read;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-const WIDTH: usize = 1280;
-const HEIGHT: usize = 6000;
+/// Those of a phone, a tablet and a desk, in pixels.
+const WIDTHS: [usize; 3] = [390, 820, 1280];
+const HEIGHT: usize = 3000;
+
+/// A page around frames of the report, so that one start of the browser draws it at every width. Above each frame are three squares, which say
+/// in their colours how wide the report is, how many figures it shows, and how many of them are not within its width or have no size. Then the frame
+/// is scrolled to the first plot.
+const FRAMES: &str = "<!DOCTYPE html><meta charset='utf-8'><meta name='color-scheme' content='light dark'>
+<style>:root{color-scheme:light dark}body{margin:0;display:flex}div{flex:none}i{float:left;width:8px;height:8px}iframe{display:block;clear:left;border:0}</style>
+<script>
+addEventListener('load', () => {
+    const box = one => one.getBoundingClientRect();
+    for (const column of document.querySelectorAll('div')) {
+        const frame = column.querySelector('iframe'), view = frame.contentWindow, report = frame.contentDocument;
+        const isSmall = plot => box(plot).width < 200 || box(plot).height < 80;
+        const isOutside = figure => box(figure).left < 0 || box(figure).right > view.innerWidth + 0.5;
+        const isLost = figure => isOutside(figure) || [...figure.querySelectorAll('svg.plot')].some(isSmall);
+        const figures = [...report.querySelectorAll('figure')].filter(figure => figure.checkVisibility());
+        const numbers = [report.documentElement.scrollWidth, figures.length, figures.filter(isLost).length];
+        column.querySelectorAll('i').forEach((square, index) => {
+            square.style.background = `rgb(${numbers[index] >> 8},${numbers[index] & 255},90)`;
+        });
+        view.scrollTo(0, box(report.querySelector('svg.plot')).top);
+    }
+});
+</script>
+";
+/// A side of such a square, and the blue of its colour.
+const SQUARE: usize = 8;
+const BLUE: u8 = 90;
 
 /// The experiment that was not run.
 const NOT_RUN: &str = "spe2012-tab4";
@@ -119,58 +147,95 @@ fn pixels(png: &[u8]) -> (usize, Vec<[u8; 3]>) {
     (width, all)
 }
 
-/// Draws a page; gives how often each colour occurs.
-fn drawn(page: &Path, picture: &Path, dark: bool) -> HashMap<[u8; 3], usize> {
+/// The report at one width.
+struct Drawn {
+    width: usize,
+    /// How often each colour occurs.
+    colours: HashMap<[u8; 3], usize>,
+    /// What a reader would have to scroll through.
+    scroll_width: usize,
+    figures: usize,
+    lost_figures: usize,
+}
+
+/// Draws the report that is in a directory at all widths.
+fn drawn(directory: &Path, name: &str, dark: bool) -> Vec<Drawn> {
     let browser = guest_kit::program::find_program("chromium").expect("scripts/install-packages.sh installs chromium");
-    let profile = picture.with_extension("profile");
+    let of_kind = |kind: &str| directory.join(name).with_extension(kind);
+    let frames = WIDTHS.map(|width| {
+        let frame = format!("<iframe src='index.html' width='{width}' height='{HEIGHT}'></iframe>");
+        format!("<div style='width:{width}px'><i></i><i></i><i></i>{frame}</div>")
+    });
+    std::fs::write(of_kind("html"), FRAMES.to_owned() + &frames.concat()).unwrap();
     let status = Command::new(browser)
         .args(["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"])
+        // The page around the frames looks into them.
+        .arg("--allow-file-access-from-files")
         .arg(format!("--blink-settings=preferredColorScheme={}", u8::from(!dark)))
-        .arg(format!("--user-data-dir={}", profile.display()))
-        .arg(format!("--window-size={WIDTH},{HEIGHT}"))
-        .arg(format!("--screenshot={}", picture.display()))
-        .arg(format!("file://{}", page.display()))
+        .arg(format!("--user-data-dir={}", of_kind("profile").display()))
+        .arg(format!("--window-size={},{}", WIDTHS.iter().sum::<usize>(), SQUARE + HEIGHT))
+        .arg(format!("--screenshot={}", of_kind("png").display()))
+        .arg(format!("file://{}", of_kind("html").display()))
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .status()
         .expect("chromium can be started");
     assert!(status.success(), "chromium ended with {status}");
-    let (width, all) = pixels(&std::fs::read(picture).expect("chromium wrote a picture"));
-    assert_eq!(width, WIDTH);
-    let mut colours = HashMap::new();
-    for pixel in all {
-        *colours.entry(pixel).or_insert(0) += 1;
-    }
-    colours
+    let (across, all) = pixels(&std::fs::read(of_kind("png")).expect("chromium wrote a picture"));
+    assert_eq!(across, WIDTHS.iter().sum::<usize>());
+    let mut left = 0;
+    let mut at_width = |width: usize| {
+        let number = |square: usize| {
+            let [high, low, blue] = all[SQUARE / 2 * across + left + SQUARE * square + SQUARE / 2];
+            assert_eq!(blue, BLUE, "{name}: the browser has not looked at the report, {width} pixels wide");
+            usize::from(high) << 8 | usize::from(low)
+        };
+        let mut colours = HashMap::new();
+        for line in all.chunks_exact(across).skip(SQUARE) {
+            for pixel in &line[left..left + width] {
+                *colours.entry(*pixel).or_insert(0) += 1;
+            }
+        }
+        let found = Drawn { width, colours, scroll_width: number(0), figures: number(1), lost_figures: number(2) };
+        left += width;
+        found
+    };
+    WIDTHS.iter().map(|width| at_width(*width)).collect()
 }
 
 #[test]
-fn a_browser_draws_the_report_in_light_and_dark() {
+fn a_browser_draws_the_report_in_light_and_dark_at_every_width() {
     let directory = tempfile::tempdir().unwrap();
     made_up(directory.path());
     let page = lab::report::write(directory.path(), &catalogue::all().unwrap()).unwrap();
+    assert_eq!(page, directory.path().join("index.html"));
     let text = std::fs::read_to_string(&page).unwrap();
     for forbidden in ["<script", "http://", "https://", "@import", "url(data"] {
         assert!(!text.contains(forbidden), "the page is self-contained and has no {forbidden}");
     }
-    // Every claim is a long table before the first plot: folded, the plots come into the picture.
-    std::fs::write(&page, text.replace("<details open>", "<details>")).unwrap();
-    // Of each: background, the four colours of the first series, text.
-    let light = drawn(&page, &directory.path().join("light.png"), false);
-    let dark = drawn(&page, &directory.path().join("dark.png"), true);
-    for (name, colours, background, bars) in [
-        ("light", &light, [255, 255, 255], [[0x00, 0x72, 0xb2], [0xe6, 0x9f, 0x00], [0x00, 0x9e, 0x73]]),
-        ("dark", &dark, [0x16, 0x18, 0x1b], [[0x4a, 0xa8, 0xe0], [0xf0, 0xb0, 0x30], [0x2f, 0xc7, 0x9b]]),
+    // Of each: background, the colours of three series.
+    for (name, dark, background, bars) in [
+        ("light", false, [255, 255, 255], [[0x00, 0x72, 0xb2], [0xe6, 0x9f, 0x00], [0x00, 0x9e, 0x73]]),
+        ("dark", true, [0x16, 0x18, 0x1b], [[0x4a, 0xa8, 0xe0], [0xf0, 0xb0, 0x30], [0x2f, 0xc7, 0x9b]]),
     ] {
-        let all: usize = colours.values().sum();
-        let of = |colour: [u8; 3]| colours.get(&colour).copied().unwrap_or(0);
-        assert!(of(background) > all / 3, "{name}: the background is what it should be");
-        assert!(of(background) < all * 98 / 100, "{name}: the page is not blank");
-        assert!(colours.len() > 50, "{name}: text is smoothed into many colours, not {}", colours.len());
-        for bar in bars {
-            assert!(of(bar) > 1000, "{name}: bars of colour {bar:x?} are drawn");
+        let of_theme = drawn(directory.path(), name, dark);
+        for Drawn { width, colours, scroll_width, figures, lost_figures } in &of_theme {
+            let name = format!("{name}, {width} pixels wide");
+            let all: usize = colours.values().sum();
+            let of = |colour: [u8; 3]| colours.get(&colour).copied().unwrap_or(0);
+            assert!(scroll_width <= width, "{name}: the page is {scroll_width} pixels wide: it is scrolled sideways");
+            assert!(*figures > 20, "{name}: {figures} figures are shown");
+            assert_eq!(*lost_figures, 0, "{name}: figures that are not within the page's width, or have no size");
+            assert!(of(background) > all / 3, "{name}: the background is what it should be");
+            assert!(of(background) < all * 98 / 100, "{name}: the page is not blank");
+            assert!(colours.len() > 50, "{name}: text is smoothed into many colours, not {}", colours.len());
+            for bar in bars {
+                assert!(of(bar) > 1000, "{name}: bars of colour {bar:x?} are drawn");
+            }
         }
+        let shown: Vec<usize> = of_theme.iter().map(|one| one.figures).collect();
+        assert!(shown.iter().all(|figures| *figures == shown[0]), "{name}: {shown:?} figures at {WIDTHS:?} pixels");
     }
 }
 
