@@ -57,7 +57,10 @@ pub fn finish_earlier(disk: &DiskOptions, journals: &[&Path], brought: &mut Vec<
     }
     let image = open_left(&disk.path)?;
     if let Some(nvm) = &disk.nvm {
-        brought.extend(nvm.finish_earlier(&image)?.map(Brought::Region));
+        let mut of_regions = Vec::new();
+        let finished = nvm.finish_earlier(&image, &mut of_regions);
+        brought.extend(of_regions.into_iter().map(Brought::Region));
+        finished?;
     }
     if let Some(options) = &disk.remote {
         // An external journal is one of the VM's journal disks; which, its file system says.
