@@ -220,6 +220,32 @@ impl Disk {
         })
     }
 
+    /// The same of an image that somebody has locked to bring home what was left for it: the very file that is locked, or none.
+    ///
+    /// # Errors
+    /// When it cannot be opened, or another file has its name by now.
+    pub(crate) fn open_locked(image: &recovery::Disk, read_only: bool) -> Result<Self, recovery::Error> {
+        let path = image.path();
+        let failed = |source| recovery::Error::Failed { what: format!("opening {}", path.display()), source };
+        let settings = DiskSettings {
+            name: path.display().to_string(),
+            path: path.to_owned(),
+            placement: PlacementKind::Storage,
+            honour_flush: true,
+            read_only,
+            durable_within: None,
+            write_log: None,
+        };
+        let disk = Disk::open(settings).map_err(failed)?;
+        let identity = |file: &File| file.metadata().map(|metadata| (metadata.dev(), metadata.ino(), metadata.rdev()));
+        let (locked, opened) = (identity(image.file()), identity(disk.file.for_reading()));
+        if locked.map_err(failed)? == opened.map_err(failed)? {
+            return Ok(disk);
+        }
+        let sentence = "it was exchanged for another file while it was opened; nothing was changed: try again";
+        Err(failed(std::io::Error::other(sentence)))
+    }
+
     /// Whether another file has the image's name by now. One that has gone is no other one.
     pub fn is_replaced(&self) -> bool {
         let identity = |metadata: std::fs::Metadata| (metadata.dev(), metadata.ino(), metadata.rdev());

@@ -65,7 +65,8 @@ pub fn finish_earlier(disk: &DiskOptions, journals: &[&Path], brought: &mut Vec<
     if let Some(options) = &disk.remote {
         // An external journal is one of the VM's journal disks; which, its file system says.
         for journal in std::iter::once(None).chain(journals.iter().map(|path| Some(*path))) {
-            let recovered = recover_remote_image(&disk.path, journal, options, false, true)?;
+            let journal = journal.map(open_left).transpose()?;
+            let recovered = recover_remote_image(&image, journal.as_ref(), options, false, true)?;
             brought.extend(recovered.into_iter().map(Brought::Server));
         }
     }
