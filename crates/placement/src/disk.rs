@@ -424,3 +424,22 @@ impl Disk {
         self.layout_version.fetch_add(1, Ordering::Release);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use recovery::Access;
+
+    /// Whoever can write in its directory can put another file there at any moment, of which nobody has the lock.
+    #[test]
+    fn only_the_file_that_is_locked_is_opened_beside_it() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let [path, other] = ["image", "other"].map(|name| directory.path().join(name));
+        [&path, &other].into_iter().for_each(|path| std::fs::write(path, [0; 4096]).expect("written"));
+        let locked = recovery::Disk::open(&path, Access::Write).expect("nobody has it");
+        Disk::open_locked(&locked, false).expect("it is that file");
+        std::fs::rename(&other, &path).expect("exchanged");
+        let error = Disk::open_locked(&locked, false).expect_err("it is another one");
+        assert!(!error.is_refusal() && error.to_string().contains("exchanged for another file"), "{error}");
+    }
+}
