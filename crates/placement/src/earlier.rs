@@ -7,7 +7,7 @@
 use crate::attached::DiskOptions;
 use crate::nvm::NvmFinished;
 use crate::remote::{RemoteRecovered, recover_remote_image};
-use recovery::{Access, Disk as Image, Error};
+use recovery::{Access, Disk as Image, Error, Report};
 use std::path::Path;
 use std::time::Duration;
 
@@ -24,12 +24,22 @@ pub enum Brought {
     Server(RemoteRecovered),
 }
 
+impl Brought {
+    /// What was done.
+    pub fn report(&self) -> &Report {
+        match self {
+            Brought::Region(finished) => &finished.recovery,
+            Brought::Server(recovered) => &recovered.report,
+        }
+    }
+}
+
+/// What it was, without the notes of its report.
 impl std::fmt::Display for Brought {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Brought::Region(finished) => {
-                write!(f, "brought home what an earlier run left on NVM: {} blocks", finished.recovery.blocks_written)?;
-                finished.recovery.notes.iter().try_for_each(|note| write!(f, "; {note}"))
+                write!(f, "brought home what an earlier run left on NVM: {} blocks", finished.recovery.blocks_written)
             }
             Brought::Server(recovered) => write!(
                 f,
