@@ -1,8 +1,10 @@
 //! What an earlier process left for an image is brought home before the image is used again, where a VM is about to start, by `run` or
-//! by `serve`. The command `recover` names one place, and asks what finishes that by itself.
+//! by `serve`. The command `recover` names one place, and what finishes that is the same: which function that is, and what differs on
+//! purpose between the two who ask, is in ARCHITECTURE.md ("One way to finish after a death").
 //!
 //! It may be in three places: an area in tmpfs ([`crate::finish_directory`], found by registry or mark), a region of NVM, a journal
-//! server. Each is judged before anything is written, each can be cut off and run again, and each needs the image for itself.
+//! server. Each is judged before anything is written, each can be cut off and run again, and each needs all images for itself that it
+//! writes to.
 
 use crate::attached::DiskOptions;
 use crate::nvm::NvmFinished;
