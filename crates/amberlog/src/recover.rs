@@ -1,7 +1,8 @@
 //! `amberlog recover`: bring a disk to its last committed state.
 //!
 //! Exit code 3 promises that nothing was changed anywhere; a disk on which one file system was recovered and another was
-//! refused gives 1.
+//! refused gives 1. What was left in an area, a region or on a server is brought home by what does so at a start, too: here is what a
+//! person may ask for beside that, and what he is told (ARCHITECTURE.md, "One way to finish after a death").
 
 mod area;
 mod give_up;

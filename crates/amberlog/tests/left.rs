@@ -335,6 +335,7 @@ fn a_start_that_is_refused_after_something_went_home_has_failed() {
     let (code, stderr) = run();
     assert_eq!(code, Some(1), "{stderr}");
     assert!(stderr.contains("qcow2") && stderr.contains("was brought home to"), "{stderr}");
+    assert!(stderr.contains("blocks written home; finished from "), "what is noted of it is said: {stderr}");
     left.assert_is_recovered("it is home");
     let (code, stderr) = run();
     assert_eq!(code, Some(3), "{stderr}");

@@ -10,7 +10,7 @@
 
 use crate::description::COPY_ENDING;
 use crate::description::{AreaDirectory, Description, ImageDescription, WishDescription, image_key, is_at};
-use crate::disk::{Disk, DiskSettings, PlacementKind};
+use crate::disk::Disk;
 use crate::earlier::open_left;
 use crate::finished::{FailedLog, Finish, FinishError, FinishedLog};
 use crate::remote::{MirrorFile, finish_from_copy};
@@ -18,9 +18,8 @@ use crate::scan::{self, FoundLogPlace, offset_of};
 use jbd2::SUPERBLOCK_BYTES;
 use own_files::How;
 use std::ffi::OsStr;
-use std::fs::File;
 use std::io;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -167,11 +166,6 @@ pub fn finish_copies(directory: &AreaDirectory, named: &[PathBuf]) -> Result<Fin
     Ok(outcome)
 }
 
-fn is_same_file(one: &File, other: &File) -> io::Result<bool> {
-    let identity = |metadata: std::fs::Metadata| (metadata.dev(), metadata.ino(), metadata.rdev());
-    Ok(one.metadata().map(identity)? == other.metadata().map(identity)?)
-}
-
 fn finish(
     images: &[PathBuf],
     journal: &Path,
@@ -179,36 +173,16 @@ fn finish(
     name: &str,
     copy: MirrorFile,
 ) -> Result<FinishedLog, FinishError> {
-    let failed =
-        |what: &str, path: &Path, error: io::Error| FinishError::Failed(format!("{what} {}: {error}", path.display()));
     // An external journal's file system is on another one.
     let candidates: Vec<&Path> =
         if described.is_external { images.iter().map(PathBuf::as_path).collect() } else { vec![journal] };
     // Locked until all is done.
     let locked = candidates.iter().map(|path| open_left(path)).collect::<Result<Vec<_>, _>>()?;
-    let open = |path: &&Path| {
-        let options = DiskSettings {
-            name: path.display().to_string(),
-            path: path.to_path_buf(),
-            placement: PlacementKind::Storage,
-            honour_flush: true,
-            read_only: false,
-            durable_within: None,
-            write_log: None,
-        };
-        Disk::open(options).map(Arc::new).map_err(|error| failed("opening", path, error))
-    };
-    let disks = candidates.iter().map(open).collect::<Result<Vec<_>, _>>()?;
-    for ((path, locked), disk) in candidates.iter().zip(&locked).zip(&disks) {
-        let is_locked = is_same_file(locked.file(), disk.file.for_reading());
-        if !is_locked.map_err(|error| failed("examining", path, error))? {
-            return Err(FinishError::Failed(format!(
-                "{} was exchanged for another file while it was opened; nothing was changed: try again",
-                path.display()
-            )));
-        }
-    }
-    let found = scan::scan(&disks).map_err(|error| failed("looking for the journal on", journal, error))?;
+    let open = |image| Disk::open_locked(image, false).map(Arc::new);
+    let disks = locked.iter().map(open).collect::<Result<Vec<_>, _>>()?;
+    let not_looked_at =
+        |error: io::Error| FinishError::Failed(format!("looking for the journal on {}: {error}", journal.display()));
+    let found = scan::scan(&disks).map_err(not_looked_at)?;
     let is_it = |place: &&FoundLogPlace| {
         candidates[place.journal_disk] == journal
             && (place.home_start, place.is_external) == (described.home_start, described.is_external)

@@ -241,6 +241,32 @@ impl Disk {
         })
     }
 
+    /// The same of an image that somebody has locked to bring home what was left for it: the very file that is locked, or none.
+    ///
+    /// # Errors
+    /// When it cannot be opened, or another file has its name by now.
+    pub(crate) fn open_locked(image: &recovery::Disk, read_only: bool) -> Result<Self, recovery::Error> {
+        let path = image.path();
+        let failed = |source| recovery::Error::Failed { what: format!("opening {}", path.display()), source };
+        let settings = DiskSettings {
+            name: path.display().to_string(),
+            path: path.to_owned(),
+            placement: PlacementKind::Storage,
+            honour_flush: true,
+            read_only,
+            durable_within: None,
+            write_log: None,
+        };
+        let disk = Disk::open(settings).map_err(failed)?;
+        let identity = |file: &File| file.metadata().map(|metadata| (metadata.dev(), metadata.ino(), metadata.rdev()));
+        let (locked, opened) = (identity(image.file()), identity(disk.file.for_reading()));
+        if locked.map_err(failed)? == opened.map_err(failed)? {
+            return Ok(disk);
+        }
+        let sentence = "it was exchanged for another file while it was opened; nothing was changed: try again";
+        Err(failed(std::io::Error::other(sentence)))
+    }
+
     /// Whether another file has the image's name by now. One that has gone is no other one.
     pub fn is_replaced(&self) -> bool {
         let identity = |metadata: std::fs::Metadata| (metadata.dev(), metadata.ino(), metadata.rdev());
@@ -433,5 +459,24 @@ impl Disk {
     pub(crate) fn set_layout(&self, layout: DiskLayout) {
         *self.layout.write().expect("no panic under this lock") = Arc::new(layout);
         self.layout_version.fetch_add(1, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use recovery::Access;
+
+    /// Whoever can write in its directory can put another file there at any moment, of which nobody has the lock.
+    #[test]
+    fn only_the_file_that_is_locked_is_opened_beside_it() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let [path, other] = ["image", "other"].map(|name| directory.path().join(name));
+        [&path, &other].into_iter().for_each(|path| std::fs::write(path, [0; 4096]).expect("written"));
+        let locked = recovery::Disk::open(&path, Access::Write).expect("nobody has it");
+        Disk::open_locked(&locked, false).expect("it is that file");
+        std::fs::rename(&other, &path).expect("exchanged");
+        let error = Disk::open_locked(&locked, false).expect_err("it is another one");
+        assert!(!error.is_refusal() && error.to_string().contains("exchanged for another file"), "{error}");
     }
 }

@@ -1,13 +1,15 @@
 //! What an earlier process left for an image is brought home before the image is used again, where a VM is about to start, by `run` or
-//! by `serve`. The command `recover` names one place, and asks what finishes that by itself.
+//! by `serve`. The command `recover` names one place, and what finishes that is the same: which function that is, and what differs on
+//! purpose between the two who ask, is in ARCHITECTURE.md ("One way to finish after a death").
 //!
 //! It may be in three places: an area in tmpfs ([`crate::finish_directory`], found by registry or mark), a region of NVM, a journal
-//! server. Each is judged before anything is written, each can be cut off and run again, and each needs the image for itself.
+//! server. Each is judged before anything is written, each can be cut off and run again, and each needs all images for itself that it
+//! writes to.
 
 use crate::attached::DiskOptions;
 use crate::nvm::NvmFinished;
 use crate::remote::{RemoteRecovered, recover_remote_image};
-use recovery::{Access, Disk as Image, Error};
+use recovery::{Access, Disk as Image, Error, Report};
 use std::path::Path;
 use std::time::Duration;
 
@@ -24,12 +26,22 @@ pub enum Brought {
     Server(RemoteRecovered),
 }
 
+impl Brought {
+    /// What was done.
+    pub fn report(&self) -> &Report {
+        match self {
+            Brought::Region(finished) => &finished.recovery,
+            Brought::Server(recovered) => &recovered.report,
+        }
+    }
+}
+
+/// What it was, without the notes of its report.
 impl std::fmt::Display for Brought {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Brought::Region(finished) => {
-                write!(f, "brought home what an earlier run left on NVM: {} blocks", finished.recovery.blocks_written)?;
-                finished.recovery.notes.iter().try_for_each(|note| write!(f, "; {note}"))
+                write!(f, "brought home what an earlier run left on NVM: {} blocks", finished.recovery.blocks_written)
             }
             Brought::Server(recovered) => write!(
                 f,
@@ -57,12 +69,16 @@ pub fn finish_earlier(disk: &DiskOptions, journals: &[&Path], brought: &mut Vec<
     }
     let image = open_left(&disk.path)?;
     if let Some(nvm) = &disk.nvm {
-        brought.extend(nvm.finish_earlier(&image)?.map(Brought::Region));
+        let mut of_regions = Vec::new();
+        let finished = nvm.finish_earlier(&image, &mut of_regions);
+        brought.extend(of_regions.into_iter().map(Brought::Region));
+        finished?;
     }
     if let Some(options) = &disk.remote {
         // An external journal is one of the VM's journal disks; which, its file system says.
         for journal in std::iter::once(None).chain(journals.iter().map(|path| Some(*path))) {
-            let recovered = recover_remote_image(&disk.path, journal, options, false, true)?;
+            let journal = journal.map(open_left).transpose()?;
+            let recovered = recover_remote_image(&image, journal.as_ref(), options, false, true)?;
             brought.extend(recovered.into_iter().map(Brought::Server));
         }
     }

@@ -191,6 +191,8 @@ pub fn finish_directory_into(directory: &AreaDirectory, images: &[PathBuf]) -> R
     finish_logs(directory, images, true)
 }
 
+/// For a start and for a person. `may_be_copies`: a person has said with `--image` where owed blocks belong. A start names the disks of a VM, of
+/// which one may be a copy that somebody made: it would get what is held for another one.
 fn finish_logs(directory: &AreaDirectory, images: &[PathBuf], may_be_copies: bool) -> Result<Finish, FinishError> {
     let Some(left) = open_logs(directory)? else { return Ok(Finish::default()) };
     let open: Vec<_> = left.logs.into_iter().filter(|(_, found)| found.is_open()).collect();

@@ -188,7 +188,7 @@ fn another_host_without_the_region_does_not_begin() {
     options.create_bytes = 4 << 20;
     let nvm = Arc::new(NvmDisk::open(options).expect("a region can be made"));
     let disk = Disk::open(&path, Access::Write).expect("the image");
-    match nvm.finish_earlier(&disk) {
+    match nvm.finish_earlier(&disk, &mut Vec::new()) {
         Err(Error::Refused(sentence)) => assert!(sentence.contains("is in an NVM region"), "{sentence}"),
         other => panic!("it is not refused: {other:?}"),
     }

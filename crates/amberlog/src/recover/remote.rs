@@ -61,10 +61,9 @@ pub fn run(args: &RecoverArgs, disk: &Path, remote: &RemoteName) -> ExitCode {
 fn recover(args: &RecoverArgs, disk: &Path, (address, name): (&str, &str)) -> Result<Vec<RemoteRecovered>, Error> {
     let (journal, dry_run) = (args.journal.as_deref(), args.dry_run);
     let access = if dry_run { Access::Read } else { Access::Write };
-    // Locked until all is done.
     let image = args.format.open(disk, access)?;
     super::refuse_owed(disk, journal, super::Named::Server)?;
-    let _journal = journal.map(|path| super::open_journal(args.format, path, &image, access)).transpose()?;
+    let journal = journal.map(|path| super::open_journal(args.format, path, &image, access)).transpose()?;
     let options = RemoteOptions { client: args.trust.client(address), name: name.to_owned() };
-    recover_remote_image(disk, journal, &options, dry_run, false)
+    recover_remote_image(&image, journal.as_ref(), &options, dry_run, false)
 }

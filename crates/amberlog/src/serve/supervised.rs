@@ -409,19 +409,12 @@ impl Supervised {
     fn bring_home(&self, directory: &Path) {
         let mut command = Program::own().command();
         let finished = crate::children::errors(command.args(["recover", "--area"]).arg(directory));
-        let why = match finished {
-            Ok((status, _)) if status.success() => {
-                log::info!("vm {}: what its guest was owed is home", self.name);
-                return;
-            }
-            Ok((_, said)) => String::from_utf8_lossy(&said).trim().replace('\n', "; "),
-            Err(error) => error.to_string(),
+        let (is_well, said) = match finished {
+            Ok((status, said)) => (status.success(), String::from_utf8_lossy(&said).trim().replace('\n', "; ")),
+            Err(error) => (false, error.to_string()),
         };
-        log::error!(
-            "vm {}: what its guest is owed stays in {}: {why}; mend that, and run 'amberlog recover --area' on it",
-            self.name,
-            directory.display()
-        );
+        let (level, sentence) = came_home(directory, is_well, &said);
+        log::log!(level, "vm {}: {sentence}", self.name);
     }
 
     /// Its VMM has ended, and no worker goes on with it: what it was owed is in its files from here on.
@@ -870,9 +863,45 @@ impl Supervised {
     }
 }
 
+/// What is said when what a guest is owed was to go home from a directory, and how loud. All that the recovery has noted is in it: what of that was
+/// found damaged is lost, which is no success, though the directory has gone, and nobody has anything to mend there; and what is in no directory
+/// stays where it is.
+fn came_home(directory: &Path, is_well: bool, said: &str) -> (log::Level, String) {
+    let noted = if said.is_empty() { String::new() } else { format!(": {said}") };
+    if is_well {
+        return (log::Level::Info, format!("what its guest was owed is home{noted}"));
+    }
+    if !directory.exists() {
+        return (log::Level::Warn, format!("what its guest was owed is home as far as it was whole{noted}"));
+    }
+    let at = directory.display();
+    let sentence =
+        format!("what its guest is owed stays in {at}{noted}; mend that, and run 'amberlog recover --area' on it");
+    (log::Level::Error, sentence)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// What is lost has gone with the directory: whoever is told that it stays there looks for it in vain, and who is told nothing relies on it.
+    #[test]
+    fn what_a_recovery_has_noted_is_said_and_nothing_is_said_to_stay_that_does_not() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let gone = directory.path().join("gone");
+        let (there, gone) = (directory.path(), gone.as_path());
+        for (at, is_well, level, begins) in [
+            (there, true, log::Level::Info, "what its guest was owed is home: "),
+            (gone, true, log::Level::Info, "what its guest was owed is home: "),
+            (gone, false, log::Level::Warn, "what its guest was owed is home as far as it was whole: "),
+            (there, false, log::Level::Error, "what its guest is owed stays in "),
+        ] {
+            let (said_at, sentence) = came_home(at, is_well, "3 blocks are damaged; run e2fsck -f");
+            assert!(said_at == level && sentence.starts_with(begins), "{said_at}: {sentence}");
+            assert!(sentence.contains("3 blocks are damaged; run e2fsck -f"), "{sentence}");
+        }
+        assert_eq!(came_home(gone, true, "").1, "what its guest was owed is home");
+    }
 
     #[test]
     fn whatever_a_worker_answers_nothing_panics() {

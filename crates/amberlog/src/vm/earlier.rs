@@ -7,7 +7,7 @@ use super::Attached;
 use crate::takeover::{PATIENCE, Patience};
 use anyhow::Context;
 use block_device::Image;
-use placement::{AreaDirectory, Brought, DirectoryError, FinishError};
+use placement::{AreaDirectory, DirectoryError, FinishError};
 use recovery::{Report, Status};
 use std::borrow::Borrow;
 use std::collections::HashSet;
@@ -325,12 +325,10 @@ fn finish_area(directory: &AreaDirectory, disks: &[Attached], brought: &mut Brou
     let mut outcome = placement::finish_directory(directory, &images)?;
     for log in &outcome.finished {
         brought.note(&log.image, &log.recovery);
-        log::info!(
-            "{}: finished an earlier run's recovery: {} transactions, {} blocks written home",
-            log.image.display(),
-            log.recovery.transactions,
-            log.recovery.blocks_written
-        );
+        let (transactions, blocks) = (log.recovery.transactions, log.recovery.blocks_written);
+        let what =
+            format!("finished an earlier run's recovery: {transactions} transactions, {blocks} blocks written home");
+        say(&log.image, &what, &log.recovery);
     }
     if outcome.failed.is_empty() {
         placement::remove_finished(directory);
@@ -348,6 +346,20 @@ fn finish_area(directory: &AreaDirectory, disks: &[Attached], brought: &mut Brou
     of_named.map_or(Ok(()), |error| Err(error.into()))
 }
 
+/// Says what came home to an image, from wherever it was.
+fn say(image: &Path, what: &str, report: &Report) {
+    let (level, sentence) = said(what, report);
+    log::log!(level, "{}: {sentence}", image.display());
+}
+
+/// All that an operator should know of it is in it, as in what `recover` prints. What is lost, or may be, is never silent (rule 4 of
+/// ARCHITECTURE.md).
+fn said(what: &str, report: &Report) -> (log::Level, String) {
+    let level = if report.status == Status::Damaged { log::Level::Warn } else { log::Level::Info };
+    let sentences: Vec<&str> = std::iter::once(what).chain(report.notes.iter().map(String::as_str)).collect();
+    (level, sentences.join("; "))
+}
+
 /// Brings home what regions of NVM and journal servers have for these disks, whose external journals may be among `journals`.
 pub(super) fn finish_elsewhere(
     disks: &[Attached],
@@ -359,14 +371,8 @@ pub(super) fn finish_elsewhere(
         let mut of_disk = Vec::new();
         let finished = placement::finish_earlier(&disk.options, journals, &mut of_disk);
         for one in &of_disk {
-            log::info!("{}: {one}", path.display());
-            brought.note(
-                path,
-                match one {
-                    Brought::Region(finished) => &finished.recovery,
-                    Brought::Server(recovered) => &recovered.report,
-                },
-            );
+            say(path, &one.to_string(), one.report());
+            brought.note(path, one.report());
         }
         finished?;
         if !of_disk.is_empty() {
@@ -625,6 +631,14 @@ pub(super) mod tests {
 
     fn code(error: &anyhow::Error) -> String {
         format!("{:?}", crate::exit::report(error))
+    }
+
+    #[test]
+    fn what_is_lost_is_said_aloud_by_a_start_as_well() {
+        let whole = Report::of(Status::Recovered).with_note("the last transaction is lost");
+        assert_eq!(said("home", &whole), (log::Level::Info, "home; the last transaction is lost".to_owned()));
+        let damaged = Report::of(Status::Damaged).with_note("3 blocks are damaged").with_note("run e2fsck -f");
+        assert_eq!(said("home", &damaged), (log::Level::Warn, "home; 3 blocks are damaged; run e2fsck -f".to_owned()));
     }
 
     /// Exit code 3 says that nothing was changed, 2 that nothing was done.

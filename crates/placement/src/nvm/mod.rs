@@ -357,21 +357,12 @@ impl NvmDisk {
         JournalOptions { byte_level: self.options.byte_level, ..JournalOptions::default() }
     }
 
-    /// Brings home what an earlier process left in the region for this image. Nothing when it left nothing.
+    /// Brings home what an earlier process left in its regions for this image. What was done is in `brought`, also where a later one failed.
     ///
     /// # Errors
-    /// [`Error::Refused`] when the region holds blocks of something else, or is damaged.
-    pub fn finish_earlier(&self, image: &Image) -> Result<Option<NvmFinished>, Error> {
-        let mut result = None;
-        for mut state in self.states() {
-            let State::Idle(medium) = &mut *state else { return Ok(None) };
-            let finished = recover::recover_medium(medium, &self.options.path, &recover::unlogged(image)?)?;
-            result = finished.or(result);
-        }
-        match result {
-            None => recover::refuse_without_region(&self.options.path, &recover::unlogged(image)?),
-            finished => Ok(finished),
-        }
+    /// [`Error::Refused`] when a region holds blocks of something else, or is damaged: nothing was changed for what that one has.
+    pub fn finish_earlier(&self, image: &Image, brought: &mut Vec<NvmFinished>) -> Result<(), Error> {
+        recover::recover_regions(self.states(), &self.options.path, &recover::unlogged(image)?, brought)
     }
 
     /// Whether the region has room for a log of `log_blocks` blocks of `block_bytes`.

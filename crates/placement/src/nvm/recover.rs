@@ -9,7 +9,7 @@
 use super::books::{RegionBooks, RegionVerdict, RegionWhy};
 use super::condition::{Condition, Outcome};
 use super::mark;
-use super::{Region, region_error};
+use super::{Region, State, region_error};
 use crate::finish::ImagePart;
 use crate::finish::LEFT_TO_THE_GUEST;
 use crate::scan::offset_of;
@@ -21,6 +21,7 @@ use nvm_journal::medium::{Medium, MediumFile, OpenOptions};
 use nvm_journal::{Found, Header, Owner};
 use recovery::{Access, Disk as Image, Error, HomeBounds, HomeWriter, JournalPlace, LogBounds, Report, Status};
 use std::convert::Infallible;
+use std::ops::DerefMut;
 use std::path::Path;
 use std::time::Instant;
 use write_log::LoggedFile;
@@ -69,20 +70,24 @@ pub fn recover_image(image: &Image, options: OpenOptions, access: Access) -> Res
     let path = options.path.clone();
     if access == Access::Write {
         let file = MediumFile::open(options).map_err(region_error(&path))?;
-        let mut medium: Region = Box::new(file.map().map_err(region_error(&path))?);
+        let medium: Region = Box::new(file.map().map_err(region_error(&path))?);
         let home = unlogged(image)?;
         if Found::read(medium.bytes()).map_err(region_error(&path))?.is_none() {
+            // A start makes the file that it names, and whether it may be one is seen when a log is opened; a person's path may be a wrong one.
             return of_nothing(medium.bytes(), &path, &home);
         }
-        let finished = recover_medium(&mut medium, &path, &home)?;
-        return if finished.is_some() { Ok(finished) } else { refuse_without_region(&path, &home) };
+        let mut brought = Vec::new();
+        recover_regions(std::iter::once(&mut State::Idle(medium)), &path, &home, &mut brought)?;
+        return Ok(brought.pop());
     }
     let view = MediumFile::look(options).and_then(MediumFile::map_for_reading).map_err(region_error(&path))?;
     let home = unlogged(image)?;
     if Found::read(view.bytes()).map_err(region_error(&path))?.is_none() {
         return of_nothing(view.bytes(), &path, &home);
     }
-    let Some(judged) = Judged::new(view.bytes(), &path, &home)? else { return refuse_without_region(&path, &home) };
+    let Some(judged) = Judged::new(view.bytes(), &path, &home)? else {
+        return refuse_without_region(&path, &home).map(|()| None);
+    };
     Ok(Some(NvmFinished { offset: judged.owner.home_start, recovery: judged.report() }))
 }
 
@@ -96,12 +101,32 @@ fn of_nothing(bytes: &[u8], path: &Path, home: &LoggedFile) -> Result<Option<Nvm
     if beginning.iter().any(|byte| *byte != 0) {
         return Err(Error::Refused(format!("{} is no NVM region of amberlog's", path.display())));
     }
-    refuse_without_region(path, home)
+    refuse_without_region(path, home).map(|()| None)
 }
 
 /// An image that no VM uses.
 pub(super) fn unlogged(image: &Image) -> Result<LoggedFile, Error> {
     LoggedFile::unlogged(image.file()).map_err(|source| Error::Failed { what: "opening the image".to_owned(), source })
+}
+
+/// Brings home what the regions of one disk hold for the file systems on `home`, one after the other, and gives them back: for whoever finishes
+/// what an earlier process left, a start as well as a person. What was done is in `brought`, also where a later one failed.
+///
+/// # Errors
+/// As [`recover_medium`]; and a refusal where none of them holds anything, and the disk says that its journal is in one.
+pub(super) fn recover_regions<R: DerefMut<Target = State>>(
+    regions: impl Iterator<Item = R>,
+    path: &Path,
+    home: &LoggedFile,
+    brought: &mut Vec<NvmFinished>,
+) -> Result<(), Error> {
+    let before = brought.len();
+    for mut region in regions {
+        // What a guest of this process has was left by nobody.
+        let State::Idle(medium) = &mut *region else { return Ok(()) };
+        brought.extend(recover_medium(medium, path, home)?);
+    }
+    if brought.len() > before { Ok(()) } else { refuse_without_region(path, home) }
 }
 
 /// Brings home what a region holds for the file system on `home`, and gives the region back.
@@ -141,7 +166,7 @@ pub(crate) fn recover_medium(
 ///
 /// # Errors
 /// When it does.
-pub(super) fn refuse_without_region(path: &Path, home: &LoggedFile) -> Result<Option<NvmFinished>, Error> {
+fn refuse_without_region(path: &Path, home: &LoggedFile) -> Result<(), Error> {
     let failed = |source| Error::Failed { what: "looking for file systems on the disk".to_owned(), source };
     let size =
         rustix::fs::seek(home.for_reading(), rustix::fs::SeekFrom::End(0)).map_err(|error| failed(error.into()))?;
@@ -156,7 +181,7 @@ pub(super) fn refuse_without_region(path: &Path, home: &LoggedFile) -> Result<Op
             )));
         }
     }
-    Ok(None)
+    Ok(())
 }
 
 /// A region and a disk that belong together.

@@ -26,7 +26,7 @@ use crate::scan::offset_of;
 use crate::scan::{self, FoundLogPlace};
 use crate::stored::Stored;
 use jbd2::{Content, LogRead, SUPERBLOCK_BYTES, Superblock, sequence};
-use recovery::{Error, Report, Status};
+use recovery::{Disk as Image, Error, Report, Status};
 use remote_journal::message::JournalStatus;
 use remote_journal::{BlockingClient, ClientError, FetchedLog};
 use std::io;
@@ -82,55 +82,54 @@ fn failed(what: &str) -> impl FnOnce(io::Error) -> Error + '_ {
     move |source| Error::Failed { what: what.to_owned(), source }
 }
 
-fn disk(path: &Path, dry_run: bool) -> Result<Arc<Disk>, Error> {
+/// An image, whoever has it locked.
+pub(super) fn unlocked(path: &Path, read_only: bool) -> Result<Arc<Disk>, Error> {
     let options = DiskSettings {
         name: path.display().to_string(),
         path: path.to_owned(),
         placement: PlacementKind::Storage,
         honour_flush: true,
-        read_only: dry_run,
+        read_only,
         durable_within: None,
         write_log: None,
     };
     Ok(Arc::new(Disk::open(options).map_err(failed("opening the image"))?))
 }
 
-/// Brings an image to its last committed state, with the logs that a server holds for it. Whoever wrote to them is fenced
-/// off first. `only_marked`: as a start does it by itself: leave logs alone that are on storage, or empty, and those whose writer is there
-/// (the image may be a copy of his).
+/// Brings an image to its last committed state, with the logs that a server holds for it, whose own place may be on another image, which is
+/// `journal`. Whoever finishes what was left does it so, a start as well as a person, and has locked what is written to. Whoever wrote to the logs
+/// is fenced off first. `only_marked`: as a start does it by itself: leave logs alone that are on storage, or empty, and those whose writer is
+/// there (the image may be a copy of his).
 ///
 /// # Errors
 /// A refusal when the server does not hold what storage says it does, or something of it is missing or damaged:
 /// then nothing was changed for that log, and those before it are done.
 pub fn recover_remote_image(
-    image: &Path,
-    journal: Option<&Path>,
+    image: &Image,
+    journal: Option<&Image>,
     options: &RemoteOptions,
     dry_run: bool,
     only_marked: bool,
 ) -> Result<Vec<RemoteRecovered>, Error> {
+    let open = |image| Disk::open_locked(image, dry_run).map(Arc::new);
+    let disks = std::iter::once(image).chain(journal).map(open).collect::<Result<Vec<_>, _>>()?;
     let taking = if only_marked { Taking::NobodysThere } else { Taking::Anybodys };
-    recover_through(image, journal, options, dry_run, (only_marked, taking), &|disk| disk)
+    recover_through(disks, options, dry_run, (only_marked, taking), &|disk| disk)
 }
 
-/// The same. For tests, the journal is read and written through something else than its disk.
+/// The same on open disks, of which the first is the image. For tests, the journal is read and written through something else than its disk.
 pub(super) fn recover_through(
-    image: &Path,
-    journal: Option<&Path>,
+    disks: Vec<Arc<Disk>>,
     options: &RemoteOptions,
     dry_run: bool,
     (only_marked, taking): (bool, Taking),
     through: &dyn Fn(Arc<Disk>) -> Arc<dyn JournalStorage>,
 ) -> Result<Vec<RemoteRecovered>, Error> {
-    let mut disks = vec![disk(image, dry_run)?];
-    if let Some(journal) = journal {
-        disks.push(disk(journal, dry_run)?);
-    }
     let storages: Vec<_> = disks.iter().map(|disk| through(Arc::clone(disk))).collect();
     storages.iter().for_each(|storage| storage.forget_cached());
     let found = scan::scan(&disks).map_err(failed("looking for journals"))?;
     if let Some(left) = found.left_alone.iter().find(|left| left.place.home_disk == 0) {
-        let (at, image) = (left.place.home_start, image.display());
+        let (at, image) = (left.place.home_start, disks[0].options.path.display());
         return Err(Error::Refused(format!(
             "the journal of the file system at byte {at} of {image} is left alone: {}",
             left.reason
@@ -175,7 +174,7 @@ fn after_claim(error: Error) -> Error {
 pub fn remote_epoch_of_image(image: &Path, journal: Option<&Path>) -> io::Result<Option<Option<u64>>> {
     let mut disks = Vec::new();
     for path in std::iter::once(image).chain(journal) {
-        disks.push(disk(path, true).map_err(io::Error::other)?);
+        disks.push(unlocked(path, true).map_err(io::Error::other)?);
     }
     for place in scan::scan(&disks)?.all() {
         let Some(offset) = offset_of(&place.runs, place.block_bytes, 0) else { continue };

@@ -340,7 +340,7 @@ impl Guest {
         let medium = SimulatedMedium::from_image(region);
         let nvm = NvmDisk::with_medium(NvmOptions::new("left"), 0, Box::new(medium)).expect("a good region");
         let image = recovery::Disk::open(&path, Access::Write).expect("the copy");
-        nvm.finish_earlier(&image).expect("recovered");
+        nvm.finish_earlier(&image, &mut Vec::new()).expect("recovered");
         let read = |position: u32| {
             let mut content = vec![0; BLOCK];
             copy.read_exact_at(&mut content, self.log_at[position as usize]).expect("read");

@@ -1,7 +1,7 @@
 //! Storage that fails once: whoever waits is served by the next try, and a mount in the same session begins anew.
 
 use super::*;
-use placement::finish_earlier;
+use placement::{Brought, finish_earlier};
 use test_storage::TestStorage;
 
 /// Writes to this place of the disk fail.
@@ -241,6 +241,81 @@ fn an_opening_whose_flush_failed_is_no_obstacle_to_the_next_start() {
         let journals = Journals::new(&memory, area.expect("a directory"), options);
         journals.unwrap_or_else(|error| panic!("for good: {is_for_good}: {error}"));
     }
+}
+
+/// Image and regions as a death leaves them now, for whoever comes next.
+fn as_left(rig: &Rig) -> (PathBuf, NvmDisk) {
+    let [image, region] = [&rig.image, &rig.region].map(|path| {
+        let left = path.with_extension("left");
+        std::fs::copy(path, &left).expect("copied");
+        left
+    });
+    let mut options = NvmOptions::new(region);
+    options.region = RegionChoice { index: 0, count: 2 };
+    options.more_regions = vec![RegionChoice { index: 1, count: 2 }];
+    (image, NvmDisk::open(options).expect("nobody has them"))
+}
+
+/// Where one of two file systems was, none is to be seen when their disk is taken again. What has come home to the other by then is said all the same:
+/// who is refused would be told else that nothing was changed.
+#[test]
+fn what_came_home_from_one_region_is_said_whatever_becomes_of_the_next() {
+    let mut rig = Rig::new(2);
+    for which in 0..2 {
+        rig.superblock(which, true);
+        assert_eq!(rig.commit(which, IN_USE, &content(1)), 0, "a region has it");
+    }
+    let (image, nvm) = as_left(&rig);
+    let options = DiskOptions {
+        name: "disk".to_owned(),
+        path: image.clone(),
+        placement: PlacementKind::Nvm,
+        honour_flush: false,
+        read_only: false,
+        nvm: Some(Arc::new(nvm)),
+        durable_within: None,
+        remote: None,
+        write_log: None,
+    };
+    let offsets_of = |brought: Vec<Brought>| -> Vec<u64> {
+        let offset = |one: Brought| match one {
+            Brought::Region(finished) => finished.offset,
+            Brought::Server(recovered) => recovered.home_start,
+        };
+        brought.into_iter().map(offset).collect()
+    };
+    let file = std::fs::OpenOptions::new().read(true).write(true).open(&image).expect("an image");
+    let magic_at = rig.file_systems[1].start + extfs::SUPERBLOCK_OFFSET + 56;
+    let mut magic = [0; 2];
+    file.read_exact_at(&mut magic, magic_at).expect("read");
+    file.write_all_at(&[0; 2], magic_at).expect("written");
+    let mut brought = Vec::new();
+    finish_earlier(&options, &[], &mut brought).expect_err("there is no such file system");
+    assert_eq!(offsets_of(brought), [PARTITIONS[0]]);
+    file.write_all_at(&magic, magic_at).expect("written");
+    let mut brought = Vec::new();
+    finish_earlier(&options, &[], &mut brought).expect("it is there again");
+    assert_eq!(offsets_of(brought), [PARTITIONS[1]]);
+    let is_home = |which: usize| {
+        let mut block = vec![0; BLOCK as usize];
+        file.read_exact_at(&mut block, rig.home_at(which, IN_USE)).expect("read");
+        block == content(1)
+    };
+    assert!((0..2).all(is_home));
+}
+
+#[test]
+fn what_came_home_from_each_region_is_said() {
+    let mut rig = Rig::new(2);
+    for which in 0..2 {
+        rig.superblock(which, true);
+        rig.commit(which, IN_USE, &content(1));
+    }
+    let (image, nvm) = as_left(&rig);
+    let disk = Disk::open(&image, Access::Write).expect("an image");
+    let mut brought = Vec::new();
+    nvm.finish_earlier(&disk, &mut brought).expect("they belong together");
+    assert_eq!(brought.iter().map(|finished| finished.offset).collect::<Vec<_>>(), PARTITIONS);
 }
 
 /// The region says durably that it is nobody's, and then fails: it is given back, and not used any more.

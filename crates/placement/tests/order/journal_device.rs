@@ -370,9 +370,20 @@ impl Shipped {
     }
 
     fn recover(&self, is_dry_run: bool, is_start: bool) -> Result<Vec<placement::RemoteRecovered>, recovery::Error> {
-        let [home, journal] = &self.images;
-        placement::recover_remote_image(home, Some(journal), &self.options, is_dry_run, is_start)
+        recover_remote(&self.images, &self.options, is_dry_run, is_start)
     }
+}
+
+/// With both of them locked.
+fn recover_remote(
+    images: &[PathBuf; 2],
+    options: &RemoteOptions,
+    is_dry_run: bool,
+    is_start: bool,
+) -> Result<Vec<placement::RemoteRecovered>, recovery::Error> {
+    let access = if is_dry_run { recovery::Access::Read } else { recovery::Access::Write };
+    let [home, journal] = images.each_ref().map(|image| recovery::Disk::open(image, access));
+    placement::recover_remote_image(&home?, Some(&journal?), options, is_dry_run, is_start)
 }
 
 impl Rig {
@@ -420,6 +431,36 @@ fn what_a_server_has_does_not_land_on_another_file_system() {
     assert_eq!(homes_of(&left.images), [content(1), content(2)]);
 }
 
+/// What is on a server is completed on the journal's disk first. Somebody may have that one locked, and not the other.
+#[test]
+fn a_start_writes_nothing_to_a_journal_whose_disk_somebody_has() {
+    let left = Shipped::new();
+    let (images, before) = (left.images.clone(), bytes_of(&left.images));
+    let options = DiskOptions {
+        name: "disk".to_owned(),
+        path: images[0].clone(),
+        placement: PlacementKind::Remote,
+        honour_flush: false,
+        read_only: false,
+        nvm: None,
+        remote: Some(left.options.clone()),
+        durable_within: None,
+        write_log: None,
+    };
+    let had = recovery::Disk::open(&images[1], recovery::Access::Write).expect("nobody has it");
+    let somebody = std::thread::spawn(move || {
+        std::thread::sleep(std::time::Duration::from_secs(1));
+        let is_as_it_was = bytes_of(&images) == before;
+        drop(had);
+        is_as_it_was
+    });
+    let mut brought = Vec::new();
+    let finished = placement::finish_earlier(&options, &[left.images[1].as_path()], &mut brought);
+    assert!(somebody.join().expect("no panic"), "it was written to: {finished:?}");
+    finished.expect("it was given up soon");
+    assert!(brought.len() == 1 && homes_of(&left.images) == [content(1), content(2)]);
+}
+
 #[test]
 fn what_the_copy_of_a_shipped_log_has_does_not_land_on_another_file_system() {
     let left = Shipped::new();
@@ -458,8 +499,7 @@ fn a_log_on_another_disk_is_not_replayed_onto_a_file_system_that_asks_for_no_rep
     let timeout = std::time::Duration::from_secs(1);
     let client = remote_journal::ClientOptions { address: "127.0.0.1:1".to_owned(), security, timeout };
     let options = RemoteOptions { client, name: "disk".to_owned() };
-    let recover =
-        |is_dry_run| placement::recover_remote_image(&images[0], Some(&images[1]), &options, is_dry_run, false);
+    let recover = |is_dry_run| recover_remote(&images, &options, is_dry_run, false);
     edit_at(&images[0], 0, |superblock| superblock[0x60] &= !NEEDS_RECOVERY);
     let restored = bytes_of(&images);
     for is_dry_run in [true, false] {

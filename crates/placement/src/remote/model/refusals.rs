@@ -2,9 +2,9 @@
 
 use super::guest::Guest;
 use super::network::{Network, Weather};
-use super::world::{BLOCK, PATIENCE, TIMEOUT, World, client_options};
+use super::world::{BLOCK, PATIENCE, TIMEOUT, World, client_options, recover_image};
 use crate::remote::state::Outcome;
-use crate::remote::{MarkFound, RemoteMark, RemoteOptions, recover_remote_image};
+use crate::remote::{MarkFound, RemoteMark, RemoteOptions};
 use crate::stored::{Says, Stored};
 use block_route::{RequestId, Status};
 use jbd2::SuperblockEdit;
@@ -25,7 +25,7 @@ fn mark_of(world: &World, image: &[u8]) -> MarkFound {
 /// Recovers `image` from `server` and gives why that is refused.
 fn refusal(image: &[u8], path: &Path, options: &RemoteOptions) -> String {
     std::fs::write(path, image).expect("written");
-    let result = recover_remote_image(path, None, options, false, false);
+    let result = recover_image(path, options, false, false);
     assert!(std::fs::read(path).expect("read") == image, "{result:?}: the image was changed");
     match result {
         Err(Error::Refused(reason) | Error::Damaged(reason)) => {
@@ -96,7 +96,7 @@ fn what_is_not_the_images_live_log_is_refused() {
     assert!(reason.contains("has no journal other"), "{reason}");
     // Its file system was given another UUID (at byte 1024) while it was mounted: what the mark says is proof enough.
     std::fs::write(&path, with(&|image| image[1024 + 0x68] ^= 1)).expect("written");
-    let recovered = recover_remote_image(&path, None, &options, false, false).expect("it is this image's log");
+    let recovered = recover_image(&path, &options, false, false).expect("it is this image's log");
     assert_eq!(recovered.len(), 1);
     drop(server);
 
@@ -105,7 +105,7 @@ fn what_is_not_the_images_live_log_is_refused() {
         let Some(server) = world.serve_damaged(from, to) else { continue };
         std::fs::write(&path, &image).expect("written");
         let options = client_options(server.address(), PATIENCE);
-        let result = recover_remote_image(&path, None, &options, false, false);
+        let result = recover_image(&path, &options, false, false);
         let after = std::fs::read(&path).expect("read");
         match result {
             // What was damaged is not needed.
@@ -146,7 +146,7 @@ fn a_wrong_secret_says_nothing_of_the_log_and_another_tenants_journal_is_not_the
     // Whoever takes a refusal for damage would give a good log up.
     std::fs::write(&path, &image).expect("written");
     let wrong = as_who(write("wrong", "anonymous abcdefghijklmnop"));
-    let error = recover_remote_image(&path, None, &wrong, false, false).expect_err("it is the wrong secret");
+    let error = recover_image(&path, &wrong, false, false).expect_err("it is the wrong secret");
     let sentence = error.to_string();
     assert!(!error.is_refusal() && sentence.contains("not proven"), "{sentence}");
     assert!(sentence.contains("nothing was changed") && std::fs::read(&path).expect("read") == image, "{sentence}");
@@ -154,7 +154,7 @@ fn a_wrong_secret_says_nothing_of_the_log_and_another_tenants_journal_is_not_the
     assert!(reason.contains("has no journal"), "{reason}");
     std::fs::write(&path, &image).expect("written");
     let right = as_who(write("right", "anonymous 0123456789abcdef"));
-    let recovered = recover_remote_image(&path, None, &right, false, false).expect("recovered");
+    let recovered = recover_image(&path, &right, false, false).expect("recovered");
     assert_eq!(recovered.len(), 1);
     assert!(recovered[0].report.transactions > 0, "{recovered:?}");
     assert_eq!(mark_of(&guest.world, &std::fs::read(&path).expect("read")), MarkFound::None);
@@ -173,7 +173,7 @@ fn a_network_that_fails_while_a_log_is_fetched_changes_nothing() {
     let options = client_options(network.address, TIMEOUT);
     let fails = |what: &str| {
         std::fs::write(&path, &image).expect("written");
-        let result = recover_remote_image(&path, None, &options, false, false);
+        let result = recover_image(&path, &options, false, false);
         assert!(std::fs::read(&path).expect("read") == image, "{what}: the image was changed");
         match result {
             Err(Error::Failed { what, .. }) => assert!(what.contains("try again"), "{what}"),
@@ -203,7 +203,7 @@ fn a_network_that_fails_while_a_log_is_fetched_changes_nothing() {
     network.lead_to(Some(server.address()));
     network.set(Weather::Good);
     let options = client_options(network.address, PATIENCE);
-    let recovered = recover_remote_image(&path, None, &options, false, false).expect("recovered");
+    let recovered = recover_image(&path, &options, false, false).expect("recovered");
     assert!(recovered[0].report.transactions > 0, "{recovered:?}");
 }
 
@@ -215,7 +215,7 @@ fn a_start_of_a_copy_does_not_fence_off_the_guest_that_is_there() {
     let (mut guest, image) = shipped(304);
     std::fs::write(&path, &image).expect("written");
     let options = client_options(guest.world.network.address, PATIENCE);
-    let start = || recover_remote_image(&path, None, &options, false, true);
+    let start = || recover_image(&path, &options, false, true);
     let error = start().expect_err("somebody writes to it");
     assert!(matches!(error, Error::Failed { .. }), "{error}");
     assert!(error.to_string().contains("is written by a client that is connected"), "{error}");
@@ -224,7 +224,7 @@ fn a_start_of_a_copy_does_not_fence_off_the_guest_that_is_there() {
     guest.commit();
     guest.end();
     std::fs::write(&path, &image).expect("written");
-    recover_remote_image(&path, None, &options, false, false).expect_err("that log is over");
+    recover_image(&path, &options, false, false).expect_err("that log is over");
 }
 
 /// Whoever recovers a journal fences off who still writes it: that one's commits fail, and it leaves storage alone.
@@ -235,7 +235,7 @@ fn who_is_fenced_off_writes_nothing_any_more() {
     let (guest, image) = shipped(302);
     std::fs::write(&path, &image).expect("written");
     let options = client_options(guest.world.network.address, PATIENCE);
-    let recovered = recover_remote_image(&path, None, &options, false, false).expect("recovered");
+    let recovered = recover_image(&path, &options, false, false).expect("recovered");
     assert!(recovered[0].report.transactions > 0, "{recovered:?}");
     let mut commit = vec![0; BLOCK];
     commit[..8].copy_from_slice(&[0xc0, 0x3b, 0x39, 0x98, 0, 0, 0, 2]);
@@ -277,7 +277,7 @@ fn who_reads_a_journal_that_is_written_to_disturbs_nobody() {
                     continue;
                 }
                 std::fs::write(&path, &image).expect("written");
-                match recover_remote_image(&path, None, &options, true, false) {
+                match recover_image(&path, &options, true, false) {
                     Ok(_) => whole += 1,
                     Err(Error::Failed { .. }) => passing += 1,
                     // The copy is one of a moment ago.
@@ -329,7 +329,7 @@ fn a_log_that_was_found_out_is_brought_to_its_place_and_not_replayed() {
         let options = client_options(server.address(), PATIENCE);
         for dry_run in [true, false] {
             std::fs::write(&path, &image).expect("written");
-            let recovered = recover_remote_image(&path, None, &options, dry_run, false).expect("recovered");
+            let recovered = recover_image(&path, &options, dry_run, false).expect("recovered");
             assert_eq!(recovered[0].report.status, recovery::Status::Materialised, "{recovered:?}");
             let is_to_be_changed = !dry_run && !has_come_back;
             assert!(is_to_be_changed || std::fs::read(&path).expect("read") == image, "it was changed");
@@ -374,7 +374,7 @@ fn a_server_that_was_put_back_from_an_older_state_is_refused() {
     let server = world.serve_copy();
     for image in [image, unsaid] {
         std::fs::write(&path, image).expect("written");
-        let recovered = recover_remote_image(&path, None, &client_options(server.address(), PATIENCE), true, false);
+        let recovered = recover_image(&path, &client_options(server.address(), PATIENCE), true, false);
         assert_eq!(recovered.expect("it is the log").len(), 1);
     }
     guest.end();

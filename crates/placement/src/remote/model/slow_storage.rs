@@ -3,8 +3,7 @@
 use super::guest::Guest;
 use super::network::Weather;
 use super::standstill::{sleep_awake, unless_it_stood_still};
-use super::world::{PATIENCE, TIMEOUT, client_options};
-use crate::remote::recover_remote_image;
+use super::world::{PATIENCE, TIMEOUT, client_options, recover_image};
 use recovery::Error;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -42,7 +41,7 @@ fn taken_while_a_mark_is_written() -> Result<(), String> {
     std::thread::sleep(FLUSH);
     std::fs::write(&path, &image).expect("written");
     let options = client_options(world.network.address, PATIENCE);
-    let started = recover_remote_image(&path, None, &options, false, true);
+    let started = recover_image(&path, &options, false, true);
     assert!(began.elapsed() > SILENCE);
     let Err(error @ Error::Failed { .. }) = started else {
         world.hang(false);

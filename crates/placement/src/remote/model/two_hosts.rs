@@ -13,7 +13,7 @@ use super::standstill::unless_it_stood_still;
 use super::world::{BLOCK, PATIENCE as SERVER_PATIENCE, client_options, image, small, start_server};
 use crate::disk::Disk as VmDisk;
 use crate::remote::lineage::Lineage;
-use crate::remote::recover::{Taking, recover_through};
+use crate::remote::recover::{Taking, recover_through, unlocked};
 use crate::remote::state::{Mode, Outcome};
 use crate::remote::tests::Random;
 use crate::remote::{BackOff, JournalStorage, MarkFound, RemoteLog, RemoteMark, RemoteOptions, RemoteRecovered};
@@ -309,7 +309,8 @@ impl Cluster {
     fn recover(&self, host: usize) -> Result<Vec<RemoteRecovered>, Error> {
         let medium = self.medium(host);
         let through = |_| Arc::clone(&medium);
-        recover_through(&self.path, None, &self.recovery_options(host), false, (false, Taking::Anybodys), &through)
+        let disks = vec![unlocked(&self.path, false)?];
+        recover_through(disks, &self.recovery_options(host), false, (false, Taking::Anybodys), &through)
     }
 
     /// A guest mounts the file system, of which the log is empty and on storage.
@@ -643,7 +644,8 @@ fn a_recovery_that_is_overtaken_at_any_step_loses_nothing() {
         let recovering = std::thread::spawn(move || {
             let through = |_| Arc::clone(&medium);
             // Where the journal is on storage already, it is not ours to replay while somebody runs the disk.
-            recover_through(&path, None, &options, false, (true, Taking::Anybodys), &through)
+            let disks = vec![unlocked(&path, false).expect("the image")];
+            recover_through(disks, &options, false, (true, Taking::Anybodys), &through)
         });
         let reached = gate.wait_until_stopped(|| recovering.is_finished());
         cluster.hosts[0].network.reset();
@@ -751,7 +753,8 @@ fn a_recovery_beside_a_writer_is_not_refused() {
         let (medium, options, path) = (cluster.medium(1), cluster.recovery_options(1), cluster.path.clone());
         let recovering = std::thread::spawn(move || {
             let through = |_| Arc::clone(&medium);
-            recover_through(&path, None, &options, false, (true, Taking::Anybodys), &through)
+            let disks = vec![unlocked(&path, false).expect("the image")];
+            recover_through(disks, &options, false, (true, Taking::Anybodys), &through)
         });
         let deadline = Instant::now() + LIMIT;
         while !cluster.hosts[1].network.is_stopped() && !recovering.is_finished() {
@@ -1198,8 +1201,8 @@ fn walk(seed: u64) -> [u64; 4] {
                     let medium = cluster.medium(host);
                     let through = |_| Arc::clone(&medium);
                     let taking = (true, Taking::Anybodys);
-                    match recover_through(&cluster.path, None, &cluster.recovery_options(host), false, taking, &through)
-                    {
+                    let disks = vec![unlocked(&cluster.path, false).expect("the image")];
+                    match recover_through(disks, &cluster.recovery_options(host), false, taking, &through) {
                         Ok(recovered) if !recovered.is_empty() => {
                             cluster.open(host);
                             starts += 1;

@@ -5,7 +5,7 @@ use super::life::Life;
 use super::network::{Network, Weather};
 use crate::disk::{Disk as VmDisk, DiskSettings, PlacementKind};
 use crate::remote::tests::Random;
-use crate::remote::{JournalStorage, MarkFound, RemoteMark, RemoteOptions, recover_remote_image};
+use crate::remote::{JournalStorage, MarkFound, RemoteMark, RemoteOptions, RemoteRecovered, recover_remote_image};
 use crate::scan::{self, FoundLogPlace};
 use jbd2::{Content, Features, LogRead, Plan as Replay, Superblock, SuperblockEdit};
 use remote_journal::store::{Simulated, Store, StoreOptions};
@@ -13,7 +13,7 @@ use remote_journal::{ClientOptions, ClientSecurity, Server, ServerOptions};
 use std::collections::{BTreeMap, HashMap};
 use std::convert::Infallible;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
@@ -25,6 +25,17 @@ const LOG_BLOCKS: u32 = 128;
 const NAME: &str = "disk";
 const BOUNDS: StoreOptions =
     StoreOptions { segment_bytes: 256 << 10, space_bytes_max: 64 << 20, journal_bytes_max: 8 << 20 };
+
+/// What `amberlog recover --remote` does with an image, which it has locked; or what a start does by itself (`only_marked`).
+pub(super) fn recover_image(
+    path: &Path,
+    options: &RemoteOptions,
+    dry_run: bool,
+    only_marked: bool,
+) -> Result<Vec<RemoteRecovered>, recovery::Error> {
+    let access = if dry_run { recovery::Access::Read } else { recovery::Access::Write };
+    recover_remote_image(&recovery::Disk::open(path, access)?, None, options, dry_run, only_marked)
+}
 
 /// An ext4 of one group with a journal without checksums: a transaction of which a block is missing looks
 /// like any other.
@@ -352,7 +363,7 @@ impl World {
         std::fs::write(&path, &survived).expect("written");
         let server = serve(medium, BOUNDS);
         let options = client_options(server.address(), PATIENCE);
-        let recovered = recover_remote_image(&path, None, &options, false, false).expect("it can be recovered");
+        let recovered = recover_image(&path, &options, false, false).expect("it can be recovered");
         if recovered.iter().any(|one| one.report.status == recovery::Status::Materialised) {
             // What is not trusted is left to the guest's kernel, which replays it: its file system says so while it is mounted.
             const INCOMPAT: usize = 1024 + 0x60;
