@@ -28,6 +28,7 @@ pub mod rocksdb;
 pub mod scribble;
 pub mod sources;
 pub mod sqlite;
+pub mod steady;
 pub mod table;
 pub mod tree;
 pub mod updates;

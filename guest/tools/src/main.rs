@@ -5,7 +5,7 @@
 use guest_tools::options::Options;
 use guest_tools::{
     Result, build, compile, database, filebench, gaps, iozone, load, mix, namespace, nvm, postgresql, records, reuse,
-    rocksdb, scribble, sources, sqlite, updates,
+    rocksdb, scribble, sources, sqlite, steady, updates,
 };
 use std::process::ExitCode;
 
@@ -23,6 +23,7 @@ fn main() -> ExitCode {
         "compile" => compile::run,
         "scribble" => scribble::run,
         "gaps" => gaps::run,
+        "steady" => steady::run,
         "reuse" => reuse::run,
         "filebench" => filebench::run,
         "updates" => updates::run,
@@ -37,7 +38,7 @@ fn main() -> ExitCode {
         _ => {
             eprintln!(
                 "guest-tools: '{name}' is not one of records, mix, verify, database, append, randwrite, untar, compile, scribble, \
-                 filebench, updates, iozone, sqlite, postgresql, rocksdb, sources, build, namespace, nvm, gaps, reuse"
+                 filebench, updates, iozone, sqlite, postgresql, rocksdb, sources, build, namespace, nvm, gaps, steady, reuse"
             );
             return ExitCode::from(2);
         }

@@ -5,10 +5,11 @@
 //! turns count; absolute numbers say as much about the machine as about the program. Ends with a
 //! table: figure, measured, limit, met.
 //!
-//! `bench [--quick] [--strict] [--json FILE] [--dir DIR] [--only space,fsync,commit,data-path,nvm,remote,pause,moved,migration]
+//! `bench [--quick] [--strict] [--json FILE] [--dir DIR] [--only space,fsync,commit,data-path,nvm,remote,pause,moved,recovered,migration]
 //! [--rounds N] [--load NAME]`: `--load` chooses of the loads of stages `nvm` and `remote`. `--quick` makes everything small, and then judges counters only, never time.
 //! `--strict` makes a missed figure exit code 1; otherwise a missed figure is a result like any
-//! other.
+//! other. `AMBERLOG_BINARY_DIR` names the directory of another build, whose programs then serve the guests: so two builds are measured
+//! by one bench.
 //!
 //! Must never: leave a guest, an image or a tmpfs file behind; print a figure that was not measured.
 //!
@@ -18,6 +19,7 @@
 #![forbid(unsafe_code)]
 
 mod alternative;
+mod beside;
 mod figure;
 mod fsync;
 mod machine;
@@ -29,6 +31,7 @@ mod options;
 mod paced;
 mod pause;
 mod programs;
+mod recovered;
 mod remote;
 mod space;
 
@@ -89,6 +92,7 @@ fn bench(options: &Options) -> Outcome<bool> {
             Stage::Remote => remote::measure(options, &machine, directory.path()),
             Stage::Pause => pause::measure(options, &machine, directory.path()),
             Stage::Moved => moved::measure(options, &machine, directory.path()),
+            Stage::Recovered => recovered::measure(options, &machine, directory.path()),
             Stage::Migration => migration::measure(options, directory.path()),
         };
         match measured {

@@ -20,21 +20,24 @@ pub enum Stage {
     Remote,
     /// What a guest sees of the death of the process that serves it.
     Pause,
-    /// What a guest sees of its journals' going to storage and back.
+    /// What a guest sees of its journals' going to storage.
     Moved,
+    /// What its other disks see of a recovery of one.
+    Recovered,
     /// What amberlog adds to the time in which a guest is moved to another host.
     Migration,
 }
 
 impl Stage {
     /// All of them, in the order in which they run.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Commit,
         Self::Fsync,
         Self::Space,
         Self::DataPath,
         Self::Pause,
         Self::Moved,
+        Self::Recovered,
         Self::Migration,
         Self::Nvm,
         Self::Remote,
@@ -51,6 +54,7 @@ impl Stage {
             Self::Remote => "remote",
             Self::Pause => "pause",
             Self::Moved => "moved",
+            Self::Recovered => "recovered",
             Self::Migration => "migration",
         }
     }

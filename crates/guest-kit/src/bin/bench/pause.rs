@@ -90,13 +90,13 @@ pub fn measure(options: &Options, machine: &Machine, directory: &Path) -> Outcom
 }
 
 /// The gaps that a guest has told of by this word, in microseconds.
-pub(super) fn gaps(guest: &Guest, mark: &str) -> Vec<u64> {
+fn gaps(guest: &Guest, mark: &str) -> Vec<u64> {
     let marks = guest.reported().marks;
     marks.iter().filter_map(|said| said.strip_prefix(mark)?.strip_prefix(' ')?.parse().ok()).collect()
 }
 
 /// Waits until it has told of so many.
-pub(super) fn wait(guest: &mut Guest, mark: &str, count: usize) -> Outcome<()> {
+fn wait(guest: &mut Guest, mark: &str, count: usize) -> Outcome<()> {
     let is_of = |said: &&String| said.strip_prefix(mark).is_some_and(|rest| rest.starts_with(' '));
     let is_enough = |reported: &Reported| (reported.marks.iter().filter(is_of).count() >= count).then_some(());
     guest.await_report("more gaps", LIMIT, is_enough).map_err(sentence)
