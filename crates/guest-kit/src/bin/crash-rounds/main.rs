@@ -113,6 +113,10 @@ impl Request {
         }
         // Nothing is changed for rounds that have been.
         let is_over = !history.goes_on(self.rounds, self.hours);
+        if !is_over {
+            let platform = Platform::native().map_err(|error| error.to_string())?;
+            println!("guests run on {}", platform.describe());
+        }
         let kinds = self.memory_stress.as_ref().filter(|_| !is_over);
         let stress = kinds.map(|kinds| Stress::start(kinds, first)).transpose()?;
         stress.iter().flat_map(Stress::describe).for_each(|line| println!("{line}"));

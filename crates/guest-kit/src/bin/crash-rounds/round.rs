@@ -167,7 +167,7 @@ impl Round {
             outcome.faults.push(format!("the image is kept as {}", kept.display()));
             let area = area.keep();
             outcome.faults.push(format!("the area is kept as {}", area.display()));
-            if let Some(stress) = stress {
+            if let Some(stress) = stress.filter(|_| self.is_in_huge_pages()) {
                 stress.keep();
             }
             if self.is_on_nvm() {

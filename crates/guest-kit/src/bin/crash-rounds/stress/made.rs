@@ -277,6 +277,28 @@ mod tests {
         }
     }
 
+    #[test]
+    fn what_is_mounted_is_gone_afterwards_unless_it_is_kept() {
+        let mount = || Mounted::new("tmpfs", "mode=0700").inspect(|mounted| mounted.remount("size=1m").unwrap());
+        let mounted = match mount() {
+            Ok(mounted) => mounted,
+            Err(error) => return eprintln!("left out: nothing can be mounted here: {error}"),
+        };
+        let path = mounted.path().to_owned();
+        std::fs::write(path.join("file"), "content").unwrap();
+        drop(mounted);
+        assert!(!path.exists());
+        let mut kept = mount().unwrap();
+        let path = kept.path().to_owned();
+        std::fs::write(path.join("file"), "content").unwrap();
+        kept.keep();
+        drop(kept);
+        let is_there = path.join("file").exists();
+        let _ = unmount(&path, UnmountFlags::DETACH);
+        std::fs::remove_dir(&path).unwrap();
+        assert!(is_there);
+    }
+
     /// Whoever is in it would wait for memory for ever.
     #[test]
     fn no_bound_stays_on_a_group() {

@@ -61,7 +61,7 @@ impl Stress {
         let (say, answers) = channel();
         std::thread::spawn(move || {
             for line in BufReader::new(out).lines().map_while(Result::ok) {
-                let Ok(value) = serde_json::from_str(&line) else { continue };
+                let Ok(value) = serde_json::from_str::<Value>(&line) else { continue };
                 if say.send(value).is_err() {
                     return;
                 }

@@ -3,7 +3,7 @@
 //!
 //! KSM is none of them: it takes private memory alone, and that of these guests is shared (docs/guarantees.md, "Limits").
 //!
-//! Must never: touch processes that are not the target's, or leave anything behind on the host.
+//! Must never: end a process, or leave anything behind on the host. Some kinds work on all of the host's memory, others on a guest's alone.
 //!
 //! Failure story: a kind that is not to be had says why, in a sentence; an act that the kernel refuses is an error of that act alone. A process that has ended
 //! meanwhile is no error.
