@@ -10,6 +10,7 @@
 #   make mutate   small changes of what differs from BASE (origin/main), which some test must see (cargo-mutants)
 #   make bench    the figures of docs/results/benchmarks.md; its last part takes hours, DURABLE_ROUNDS=1 does not
 #   make crash    the long crash rounds, upgrades, many VMs
+#   make stress   kills while the host's memory management works against guests, best as root       HOURS=N LOG=FILE UNDER=PLACEMENT KILLS=N
 #   make nemesis  harm to a journal server's files and network, ROUNDS of it
 #   make variety  guests of every kind, killed and judged       CASES=PATTERN ROUNDS=N SEED=N MINUTES=N PLACEMENT=P KILLS=N
 #   make mutants  seeded faults that some test must catch; RECORD=FILE to go on with what an earlier call did not come to, or what has changed since, JOBS=N side by side
@@ -26,7 +27,7 @@ export PATH := $(PATH):$(HOME)/.cargo/bin
 
 PHASE := scripts/phase.sh
 
-.PHONY: demo test lint doc unused mutate bench bench-durable crash nemesis variety mutants packages nats-server release install packages-deb packages-test clean
+.PHONY: demo test lint doc unused mutate bench bench-durable crash stress nemesis variety mutants packages nats-server release install packages-deb packages-test clean
 
 demo: packages
 	@$(PHASE) "release build" cargo build --release --workspace
@@ -96,6 +97,7 @@ crash: packages nats-server
 	@$(PHASE) "the same with a journal on a server" cargo run --release --quiet -p guest-kit --bin crash-rounds -- --rounds 5 --under remote --worker-kills 40
 	@$(PHASE) "the same under durability by age" cargo run --release --quiet -p guest-kit --bin crash-rounds -- --rounds 8 --under durable --worker-kills 40
 	@$(PHASE) "the same with a journal on NVM" cargo run --release --quiet -p guest-kit --bin crash-rounds -- --rounds 8 --under nvm --worker-kills 40
+	@$(PHASE) "the same with memory under stress" cargo run --release --quiet -p guest-kit --bin crash-rounds -- --rounds 8 --under retain --worker-kills 10 --memory-stress all
 	@$(PHASE) "kills of supervisors amid that, where a manager keeps descriptors" env AMBERLOG_ROUNDS=40 cargo test --release --quiet -p amberlog --test guests -- supervisor::a_guest_goes_on_in_a_storm --nocapture
 	@$(PHASE) "a file system that grows, durable by age" cargo test --release --quiet -p amberlog --test guests -- durable_live::a_file_system_that_grows --ignored --nocapture
 	@$(PHASE) "a real systemd that starts its daemon again" cargo test --release --quiet -p amberlog --test guests -- systemd:: --ignored --nocapture
@@ -111,6 +113,12 @@ crash: packages nats-server
 	@$(PHASE) "power failures and durability by age, in a model" env AMBERLOG_ROUNDS=2000 cargo test --release --quiet -p durability
 	@$(PHASE) "power failures under placement nvm" cargo run --release --quiet -p crash-explorer -- explore --nvm --points 100000
 	@$(PHASE) "power failures of NVM" env AMBERLOG_NVM_POINTS=200000 cargo test --release --quiet -p nvm-journal --test crash -- --nocapture
+
+# Hours of it find what minutes do not: the same command goes on where it was interrupted, until there were so many.
+stress: packages
+	@$(PHASE) "release build" cargo build --release --workspace
+	@$(PHASE) "kills with memory under stress" cargo run --release --quiet -p guest-kit --bin crash-rounds -- --memory-stress all \
+		--hours $(or $(HOURS),1) --under $(or $(UNDER),retain) --worker-kills $(or $(KILLS),10) --log $(or $(LOG),target/stress-rounds.jsonl)
 
 nemesis: packages
 	@$(PHASE) "journal server under a nemesis" env AMBERLOG_NEMESIS_ROUNDS=$(or $(ROUNDS),200) cargo test --release --quiet -p journal-server --test nemesis -- --nocapture

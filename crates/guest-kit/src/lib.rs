@@ -3,7 +3,8 @@
 //!
 //! This crate knows nothing of how amberlog works: it runs guests with QEMU's own drives or below
 //! a wrapper command, and judges images with e2fsprogs. It must never need root, mount anything on
-//! the host, or leave a process behind. Its program `packaged` alone needs root, and mounts in namespaces of its own.
+//! the host, or leave a process behind. Its program `packaged` alone needs root, and mounts in namespaces of its own; `crash-rounds
+//! --memory-stress` changes the host's memory management where it may, and mounts a tmpfs, until it ends.
 //!
 //! Failure story: every wait is bounded, every failure is a sentence with the end of the guest's
 //! console. See `crates/guest-kit/tests/` for examples of use.

@@ -8,6 +8,7 @@ use crate::evidence::{self, Order, RecordLayout, Table, TreeVerdict};
 use crate::image::FileSystem;
 use crate::report::{Acknowledged, Reported};
 use guest_tools::random::Random;
+use guest_tools::report::DAMAGED;
 
 /// How a file system is mounted; what is promised after a crash follows from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,6 +39,7 @@ pub struct Workload {
     mode: Mode,
     mount: String,
     postmark: bool,
+    is_read_back: bool,
 }
 
 /// What was found of a guest's work.
@@ -51,12 +53,14 @@ pub struct Evidence {
 
 /// The streams that the load acknowledges on.
 pub const STREAMS: [&str; 4] = ["records", "log", "mix", "database"];
+/// On these the guest says how much it has read, with [`Workload::read_back`]: records, records, and times of the memory beside them.
+pub const READERS: [&str; 3] = ["records-read-back", "log-read-back", "memory"];
 const TABLE_PAGES: u64 = 200;
 
 impl Workload {
     /// A load on the file system of `/dev/vda`, mounted with data=journal, with postmark.
     pub fn new(seed: u64) -> Self {
-        Self { seed, mode: Mode::Journal, mount: "/dev/vda".to_owned(), postmark: true }
+        Self { seed, mode: Mode::Journal, mount: "/dev/vda".to_owned(), postmark: true, is_read_back: false }
     }
 
     /// With another journaling mode.
@@ -77,6 +81,13 @@ impl Workload {
     #[must_use]
     pub fn without_postmark(mut self) -> Self {
         self.postmark = false;
+        self
+    }
+
+    /// Records are also read back while the guest runs, and a program beside them writes and reads memory: see [`damage`].
+    #[must_use]
+    pub fn read_back(mut self) -> Self {
+        self.is_read_back = true;
         self
     }
 
@@ -106,6 +117,11 @@ impl Workload {
         } else {
             ""
         };
+        let (read_back, memory) = if self.is_read_back {
+            ("--read-back", format!("guest-tools memory --seed {seed} &"))
+        } else {
+            ("", String::new())
+        };
         format!(
             "mount -t ext4 -o data={mode} {mount} /mnt || fail mount
              if [ -e /mnt/records ]; then
@@ -113,10 +129,11 @@ impl Workload {
                  exit 0
              fi
              {postmark}
-             guest-tools records --directory /mnt/records --stream records --forever {records} &
-             guest-tools records --directory /mnt/log --stream log --sync fdatasync --forever {log} &
+             guest-tools records --directory /mnt/records --stream records {read_back} --forever {records} &
+             guest-tools records --directory /mnt/log --stream log --sync fdatasync {read_back} --forever {log} &
              guest-tools mix --directory /mnt/mix --seed {seed} --forever &
              guest-tools database --directory /mnt/database --seed {seed} --pages {TABLE_PAGES} --forever &
+             {memory}
              wait",
             mode = self.mode.name(),
             mount = self.mount,
@@ -151,5 +168,29 @@ impl Workload {
             evidence.faults.push(format!("database: {error}"));
         }
         Ok(evidence)
+    }
+}
+
+/// What a guest has read, while it ran, that was not what it had written.
+pub fn damage(reported: &Reported) -> Vec<String> {
+    let damaged = reported.marks.iter().filter_map(|mark| mark.strip_prefix(DAMAGED));
+    damaged.map(|what| format!("the guest read what it had not written:{what}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_guest_that_reads_what_it_did_not_write_is_believed() {
+        let marks = ["back again", "damaged: memory of a program: page 3 is zeroes"].map(str::to_owned).to_vec();
+        let reported = Reported { marks, ..Reported::default() };
+        let expected = "the guest read what it had not written: memory of a program: page 3 is zeroes";
+        assert_eq!(damage(&reported), [expected]);
+        let script = Workload::new(1).read_back().script();
+        assert_eq!(script.matches("--read-back").count(), 2, "{script}");
+        assert!(script.contains("guest-tools memory --seed 1 &"), "{script}");
+        let script = Workload::new(1).script();
+        assert!(!script.contains("--read-back") && !script.contains("guest-tools memory"), "{script}");
     }
 }

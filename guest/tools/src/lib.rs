@@ -15,6 +15,7 @@ pub mod gaps;
 pub mod iozone;
 pub mod latency;
 pub mod load;
+pub mod memory;
 pub mod mix;
 pub mod namespace;
 pub mod nvm;

@@ -4,8 +4,8 @@
 
 use guest_tools::options::Options;
 use guest_tools::{
-    Result, build, compile, database, filebench, gaps, iozone, load, mix, namespace, nvm, postgresql, records, reuse,
-    rocksdb, scribble, sources, sqlite, steady, updates,
+    Result, build, compile, database, filebench, gaps, iozone, load, memory, mix, namespace, nvm, postgresql, records,
+    reuse, rocksdb, scribble, sources, sqlite, steady, updates,
 };
 use std::process::ExitCode;
 
@@ -21,6 +21,7 @@ fn main() -> ExitCode {
         "randwrite" => load::random_write,
         "untar" => load::untar,
         "compile" => compile::run,
+        "memory" => memory::run,
         "scribble" => scribble::run,
         "gaps" => gaps::run,
         "steady" => steady::run,
@@ -38,7 +39,7 @@ fn main() -> ExitCode {
         _ => {
             eprintln!(
                 "guest-tools: '{name}' is not one of records, mix, verify, database, append, randwrite, untar, compile, scribble, \
-                 filebench, updates, iozone, sqlite, postgresql, rocksdb, sources, build, namespace, nvm, gaps, steady, reuse"
+                 filebench, updates, iozone, sqlite, postgresql, rocksdb, sources, build, namespace, nvm, gaps, steady, reuse, memory"
             );
             return ExitCode::from(2);
         }

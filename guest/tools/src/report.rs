@@ -7,6 +7,8 @@ use std::io::Write;
 
 /// Where lines go unless told otherwise: the second serial port.
 pub const CHANNEL: &str = "/dev/ttyS1";
+/// A mark that begins so says what a tool has read that it had not written.
+pub const DAMAGED: &str = "damaged:";
 
 /// An open report channel, for one stream of acknowledgements.
 pub struct Report {

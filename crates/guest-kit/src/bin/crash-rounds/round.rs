@@ -1,12 +1,13 @@
 //! One round: a file system, a load, a strike, and the judgement.
 
 use crate::finish::{Finish, Finisher, left_in};
+use crate::stress::{self, Stress};
 use crate::victim::Victim;
 use crate::workers;
 use guest_kit::image::{ExtRecipe, FileSystem, copy_image};
 use guest_kit::journal_server::JournalServer;
-use guest_kit::workload::{Mode, STREAMS, Workload};
-use guest_kit::{AtEnd, Cache, Drive, Error, Guest, GuestSpec, Reported, Result, judge, program};
+use guest_kit::workload::{self, Mode, READERS, STREAMS, Workload};
+use guest_kit::{AtEnd, Cache, Drive, Error, Guest, GuestSpec, Reported, Result, interrupt, judge, program, scratch};
 use guest_tools::random::Random;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -21,19 +22,23 @@ const LIMIT: Duration = Duration::from_secs(180);
 pub struct Outcome {
     /// What the guest was told is durable: records, operations and transactions.
     pub acknowledged: u64,
+    /// How many of its records the guest has read while it ran.
+    pub read_back: u64,
     /// amberlog was killed, and its work was finished by another.
     pub is_finished_by_another: bool,
     /// How often that other was killed in the middle of it.
     pub recoveries_cut_off: u64,
     /// How often the process that serves the guest was killed, and another one went on.
     pub worker_kills: u64,
+    /// What was done against its memory.
+    pub stress: stress::Done,
     /// What is wrong.
     pub faults: Vec<String>,
 }
 
 /// All choices of a round, which follow from its seed.
 pub struct Round {
-    seed: u64,
+    pub seed: u64,
     under: String,
     pub victim: Victim,
     recipe: ExtRecipe,
@@ -90,6 +95,11 @@ impl Round {
         pick(&mut Random::of(self.seed, 4), &["never", "faulted", "foreseen", "lone"])
     }
 
+    /// Whether its guest's memory is in huge pages, where some are to be had.
+    pub fn is_in_huge_pages(&self) -> bool {
+        Random::of(self.seed, 5).below(4) > 0
+    }
+
     fn is_on_nvm(&self) -> bool {
         self.under == "nvm"
     }
@@ -124,36 +134,42 @@ impl Round {
         format!("--seed {} --under {} --victim {}{kills}", self.seed, self.under, self.victim.name())
     }
 
-    /// Runs it. A failure of the machinery is a fault too.
-    pub fn run(&self) -> Outcome {
+    /// Runs it, with the host's memory management against it, if there is one that does. A failure of the machinery is a fault too.
+    pub fn run(&self, stress: Option<&Stress>) -> Outcome {
         let mut outcome = Outcome::default();
-        if let Err(error) = self.attempt(&mut outcome) {
+        if let Err(error) = self.attempt(stress, &mut outcome) {
             outcome.faults.push(error.to_string());
         }
         outcome
     }
 
-    fn attempt(&self, outcome: &mut Outcome) -> Result<()> {
+    fn attempt(&self, stress: Option<&Stress>, outcome: &mut Outcome) -> Result<()> {
         let directory = directory_in(&std::env::temp_dir())?;
         let image = directory.path().join("image");
         let file_system = self.recipe.make(&image)?;
-        let area = directory_in(Path::new("/dev/shm"))?;
-        let regions = directory_in(Path::new("/dev/shm"))?;
-        let load = Workload::new(self.seed).mode(self.mode);
-        let judged = self.strike(&load, &image, (area.path(), regions.path()), outcome).and_then(|reported| match self
-            .under
-            .as_str()
-        {
+        let area = directory_in(&stress::directory_of(stress, self.is_in_huge_pages()))?;
+        let regions = directory_in(scratch::memory())?;
+        let load = Workload::new(self.seed).mode(self.mode).read_back();
+        let struck = self.strike(&load, &image, (area.path(), regions.path()), stress, outcome);
+        match stress.map(Stress::calm) {
+            Some(Ok(done)) => outcome.stress = done,
+            Some(Err(error)) => outcome.faults.push(error),
+            None => {}
+        }
+        let judged = struck.and_then(|reported| match self.under.as_str() {
             // What is dropped is lost by any death; the guest had to notice nothing before.
             "discard" => Ok(()),
             _ => self.judge(&load, &file_system, &reported, outcome),
         });
-        if judged.is_err() || !outcome.faults.is_empty() {
+        if (judged.is_err() || !outcome.faults.is_empty()) && !interrupt::is_requested() {
             let kept = std::env::temp_dir().join(format!("crash-round-{}.img", self.seed));
             copy_image(&image, &kept)?;
             outcome.faults.push(format!("the image is kept as {}", kept.display()));
             let area = area.keep();
             outcome.faults.push(format!("the area is kept as {}", area.display()));
+            if let Some(stress) = stress.filter(|_| self.is_in_huge_pages()) {
+                stress.keep();
+            }
             if self.is_on_nvm() {
                 outcome.faults.push(format!("the region is kept in {}", regions.keep().display()));
             }
@@ -167,6 +183,7 @@ impl Round {
         load: &Workload,
         image: &Path,
         (area, regions): (&Path, &Path),
+        stress: Option<&Stress>,
         outcome: &mut Outcome,
     ) -> Result<Reported> {
         let is_plain = self.under == "plain";
@@ -185,7 +202,8 @@ impl Round {
         spec = if is_plain {
             spec.drives(vec![Drive::new(image, self.cache)])
         } else {
-            let mut words: Vec<OsString> = vec![amberlog.clone().into(), "run".into(), "--disk".into(), disk.clone()];
+            let mut words = stress.map(Stress::words).unwrap_or_default();
+            words.extend([amberlog.clone().into(), "run".into(), "--disk".into(), disk.clone()]);
             words.extend(["--memory-budget".into(), self.memory_budget_mib.to_string().into()]);
             words.extend(["--shm".into(), area.into()]);
             if server.is_some() {
@@ -197,18 +215,15 @@ impl Round {
             spec.wrapper(words)
         };
         let mut guest = Guest::start(spec)?;
-        for stream in STREAMS {
-            guest.wait_acknowledged(stream, 1, LIMIT)?;
-        }
-        std::thread::sleep(self.under_load);
         let mut random = Random::of(self.seed, 1);
-        if self.worker_kills > 0 {
-            // "records" is the load's verifying writer.
-            workers::storm(&mut guest, self.worker_kills, STREAMS[0], &mut random)?;
-            outcome.worker_kills = self.worker_kills;
-            outcome.faults.extend(workers::complaints(&guest));
-        }
-        let is_left = self.victim.strike(&mut guest, &mut random)?;
+        let is_left = match self.work_and_strike(&mut guest, area, stress, &mut random, outcome) {
+            Ok(is_left) => is_left,
+            Err(error) => {
+                // Why it got no further, if it knows.
+                outcome.faults.extend(workload::damage(&guest.reported()));
+                return Err(error);
+            }
+        };
         if is_left {
             let (cut_off, faults) = self.finish.finish(&amberlog, &disk, area, &mut random)?;
             outcome.is_finished_by_another = true;
@@ -231,7 +246,39 @@ impl Round {
             recover.args(["recover", "--remote-insecure", "--disk"]).arg(image).args(["--remote", &server.journal()]);
             program::run(&mut recover, &[0])?;
         }
-        Ok(guest.final_report())
+        let reported = guest.final_report();
+        outcome.faults.extend(workload::damage(&reported));
+        // The last of them counts times of the memory beside.
+        let counts = READERS[..2].iter().filter_map(|stream| reported.acknowledged.get(*stream)?.last);
+        outcome.read_back = counts.sum();
+        Ok(reported)
+    }
+
+    /// Has the guest work for a while, with all that is to be borne, and ends it. Gives whether amberlog's work is left to be finished.
+    fn work_and_strike(
+        &self,
+        guest: &mut Guest,
+        area: &Path,
+        stress: Option<&Stress>,
+        random: &mut Random,
+        outcome: &mut Outcome,
+    ) -> Result<bool> {
+        if let Some(stress) = stress {
+            stress.begin(guest, area);
+        }
+        for stream in STREAMS.iter().chain(&READERS) {
+            guest.wait_acknowledged(stream, 1, LIMIT)?;
+        }
+        std::thread::sleep(self.under_load);
+        if self.worker_kills > 0 {
+            // "records" is the load's verifying writer.
+            workers::storm(guest, self.worker_kills, STREAMS[0], random)?;
+            outcome.worker_kills = self.worker_kills;
+        }
+        if self.worker_kills > 0 || stress.is_some() {
+            outcome.faults.extend(workers::complaints(guest));
+        }
+        self.victim.strike(guest, random)
     }
 
     fn judge(
