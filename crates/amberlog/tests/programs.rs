@@ -195,9 +195,8 @@ impl Beside {
         let options = ServerOptions { profile: Profile::St39102lw, seed: 1, time_scale: 0.001, socket };
         let beside = Beside { directory, shm, _drive: Server::start(options).expect("a drive") };
         let at = beside.directory.path().display();
-        beside.set_lab(&format!(
-            "echo \"$*\" >>{at}/calls\necho $$ >>{at}/pids\nln -s {at}/drive \"$6\"\nexec sleep 60"
-        ));
+        beside
+            .set_lab(&format!("echo \"$*\" >>{at}/calls\necho $$ >>{at}/pids\nln -s {at}/drive \"$6\"\nexec sleep 60"));
         beside
     }
 

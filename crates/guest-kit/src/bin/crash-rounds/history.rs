@@ -175,11 +175,8 @@ mod tests {
         let summary = second.summary();
         drop(second);
         assert_eq!(open().unwrap().summary(), summary);
-        let last = [
-            "against guests' memory: caches 12",
-            "2 rounds good, 1 failed",
-            "again: crash-rounds --rounds 1 --seed 8",
-        ];
+        let last =
+            ["against guests' memory: caches 12", "2 rounds good, 1 failed", "again: crash-rounds --rounds 1 --seed 8"];
         assert!(summary.ends_with(&last.map(str::to_owned)), "{summary:?}");
         assert!(summary.contains(&"9 records read back while guests ran".to_owned()), "{summary:?}");
     }
