@@ -111,14 +111,15 @@ impl Scenario {
         //
         // Without extents and checksums, and each of six groups with its own bitmaps.
         Scenario { name: "mix-ext3", ext3: true, arguments: &["-g", "1024"], steps: 210, seed: 21, ..SCENARIO },
-        // A bit of a bitmap is four blocks, and there are three groups, of 512 clusters (which is what -g says here).
+        // A bit of a bitmap is four blocks, and there are three groups, of 512 clusters (which is what -g says here). Neither the reuse nor the
+        // mix: both leave files on the list of orphans that are to be cut short, and e2fsck (1.47.0) does damage when it does that in clusters,
+        // where the kernel does none.
         Scenario {
-            name: "reuse-bigalloc",
-            load: Load::Reuse,
+            name: "postmark-bigalloc",
+            load: Load::Postmark,
             features: &["bigalloc"],
             arguments: &["-C", "16384", "-g", "512"],
             options: "data=ordered,discard",
-            steps: 60,
             seed: 22,
             ..SCENARIO
         },

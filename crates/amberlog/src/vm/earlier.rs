@@ -637,8 +637,8 @@ pub(super) mod tests {
     fn what_is_lost_is_said_aloud_by_a_start_as_well() {
         let whole = Report::of(Status::Recovered).with_note("the last transaction is lost");
         assert_eq!(said("home", &whole), (log::Level::Info, "home; the last transaction is lost".to_owned()));
-        let damaged = Report::of(Status::Damaged).with_note("3 blocks are damaged").with_note("run e2fsck -f");
-        assert_eq!(said("home", &damaged), (log::Level::Warn, "home; 3 blocks are damaged; run e2fsck -f".to_owned()));
+        let damaged = Report::of(Status::Damaged).with_note("3 blocks are damaged").with_note("look at them");
+        assert_eq!(said("home", &damaged), (log::Level::Warn, "home; 3 blocks are damaged; look at them".to_owned()));
     }
 
     /// Exit code 3 says that nothing was changed, 2 that nothing was done.

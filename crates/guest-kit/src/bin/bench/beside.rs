@@ -76,10 +76,11 @@ const SCRIPT: &str = r#"
         own=$!
     }
     stop() { kill $own; wait $own 2>/dev/null; umount /mnt; }
-    # The ioctl EXT4_IOC_SHUTDOWN, with nothing written: the journal stays open, and owes what it owes.
+    # The ioctl EXT4_IOC_SHUTDOWN, with nothing written: the journal stays open, and owes what it owes. Unmounting before the disk has gone would
+    # write the superblock past the journal.
     give_up() {
         perl -e 'open(my $f, "<", "/mnt/load") or die; my $n = pack("L", 2); ioctl($f, 0x8004587d, $n) or die $!' &&
-            umount /mnt
+            let_go && umount /mnt
     }
     # The disk goes and comes for the guest alone: its device begins anew, as after a reset.
     let_go() { echo $driver >/sys/bus/virtio/drivers/virtio_blk/unbind; }

@@ -32,13 +32,14 @@ pub fn measure(options: &Options, machine: &Machine, directory: &Path) -> Outcom
         restarts_ms.push(rig.window(RESTART, &streams, |rig| rig.does("take_back"))?);
         rig.does("up && fill")?;
         rig.quiet(&streams)?;
-        rig.does("give_up && let_go")?;
+        rig.does("give_up")?;
         took_ms.push(rig.window(RECOVERY, &streams, |rig| rig.does("take_back"))?);
     }
     let said = rig.said(SAID)?;
     let recovered: Vec<Recovered> = said.iter().filter_map(|line| Recovered::told(line)).collect();
     if recovered.len() != rounds {
-        return Err(format!("of {rounds} recoveries the worker tells of {}: {said:?}", recovered.len()));
+        let all = rig.said("")?;
+        return Err(format!("of {rounds} recoveries the worker tells of {}: {said:?}, of all that it says: {all:#?}", recovered.len()));
     }
     // Of a journal whose blocks its guest has written home before there is nothing to be measured.
     if recovered.iter().any(|one| one.mib() < f64::from(rig.owed_mib) / 2.0) {
