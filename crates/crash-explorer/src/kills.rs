@@ -9,7 +9,7 @@
 use crate::compare::compare_blocks;
 use crate::complete::{CompleteLog, JudgedLog};
 use crate::finding::{Step, Stop, finding};
-use crate::recording::Issue;
+use crate::recording::{Issue, Kind};
 use crate::simulation::Simulation;
 use guest_memory::{HostFile, VmMemory, simulated_kill};
 use guest_tools::random::Random;
@@ -141,6 +141,16 @@ pub fn check(simulation: &Simulation<'_>, looks: &[Look], issue: Option<&Issue>)
             continue;
         }
         let outcomes = judged.outcomes(simulation.recording, issue);
+        // What the guest lets go is nobody's business from when it says so.
+        let mut letting_go = None;
+        let judged = match issue.filter(|issue| issue.kind == Kind::Discard) {
+            None => judged,
+            Some(issue) => {
+                let state: &mut JudgedLog = letting_go.insert(judged.clone());
+                state.issued(simulation.recording, issue);
+                state
+            }
+        };
         for look in looks {
             let found = match &look[index] {
                 Err(error) => return finding(format!("killed between two stores, the files are refused: {error}")),

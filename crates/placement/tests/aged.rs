@@ -622,13 +622,15 @@ impl Rig {
 const OTHER: &str = "other ";
 const BOTH: &str = "both ";
 
+/// By sector, what was written there, each with its place in the log of writes.
+type Versions = BTreeMap<u64, Vec<(usize, Arc<[u8]>)>>;
+
 /// What was written, and is not durable.
 #[derive(Default)]
 struct Unflushed {
-    /// By sector, each with its place in the log of writes.
-    sectors: BTreeMap<u64, Vec<(usize, Arc<[u8]>)>>,
+    sectors: Versions,
     /// The same of what a flush that has failed may have lost: no other one says anything of it.
-    lost: BTreeMap<u64, Vec<(usize, Arc<[u8]>)>>,
+    lost: Versions,
     /// Where flushes began, by their numbers.
     begun: HashMap<u64, usize>,
 }

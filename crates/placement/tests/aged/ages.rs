@@ -364,7 +364,8 @@ fn a_fault_with_no_age_is_told_to_the_next_flush() {
         rig.gives_up();
         // The tail moves, which storage is to say.
         rig.superblock_begins(rig.builder.position, rig.builder.sequence);
-        assert!(!rig.waiting.is_empty() && is_aged(&rig));
+        rig.wake(1500);
+        assert!(!rig.waiting.is_empty() && is_aged(&rig), "{within:?}");
         rig.fails = true;
         rig.settle();
         rig.fails = false;

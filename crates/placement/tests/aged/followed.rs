@@ -115,7 +115,7 @@ impl Guest {
                 } else {
                     self.acknowledged = self.acknowledged.max(transaction);
                     // One that is only held by now is told of when storage says so.
-                    if self.within == Some(Duration::ZERO) && !(self.is_unordered && !is_aged(&self.rig)) {
+                    if self.within == Some(Duration::ZERO) && (!self.is_unordered || is_aged(&self.rig)) {
                         self.rig.promise(transaction);
                     }
                 }

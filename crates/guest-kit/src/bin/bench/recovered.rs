@@ -39,7 +39,10 @@ pub fn measure(options: &Options, machine: &Machine, directory: &Path) -> Outcom
     let recovered: Vec<Recovered> = said.iter().filter_map(|line| Recovered::told(line)).collect();
     if recovered.len() != rounds {
         let all = rig.said("")?;
-        return Err(format!("of {rounds} recoveries the worker tells of {}: {said:?}, of all that it says: {all:#?}", recovered.len()));
+        return Err(format!(
+            "of {rounds} recoveries the worker tells of {}: {said:?}, of all that it says: {all:#?}",
+            recovered.len()
+        ));
     }
     // Of a journal whose blocks its guest has written home before there is nothing to be measured.
     if recovered.iter().any(|one| one.mib() < f64::from(rig.owed_mib) / 2.0) {
