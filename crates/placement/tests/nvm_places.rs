@@ -31,6 +31,8 @@ mod failures;
 mod followed;
 #[path = "nvm_places/leaving.rs"]
 mod leaving;
+#[path = "nvm_places/together.rs"]
+mod together;
 
 const BLOCK: u64 = 4096;
 const PAGES: u32 = 512;

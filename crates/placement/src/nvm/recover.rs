@@ -20,10 +20,11 @@ use jbd2::{Content, Format, LogRead, Superblock, SuperblockEdit};
 use nvm_journal::medium::{Medium, MediumFile, OpenOptions};
 use nvm_journal::{Found, Header, Owner};
 use recovery::{Access, Disk as Image, Error, HomeBounds, HomeWriter, JournalPlace, LogBounds, Report, Status};
+use std::collections::HashSet;
 use std::convert::Infallible;
 use std::ops::DerefMut;
 use std::path::Path;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use write_log::LoggedFile;
 
 /// Bytes that are written home in one piece at most.
@@ -109,8 +110,9 @@ pub(super) fn unlogged(image: &Image) -> Result<LoggedFile, Error> {
     LoggedFile::unlogged(image.file()).map_err(|source| Error::Failed { what: "opening the image".to_owned(), source })
 }
 
-/// Brings home what the regions of one disk hold for the file systems on `home`, one after the other, and gives them back: for whoever finishes
-/// what an earlier process left, a start as well as a person. What was done is in `brought`, also where a later one failed.
+/// Brings home what the regions of one disk hold for the file systems on `home`, and gives them back: for whoever finishes what an earlier
+/// process left, a start as well as a person. An image on which one of them must not be brought home is the wrong one for all: each is judged
+/// before anything is done for any. What was done is in `brought`, also where a later one failed.
 ///
 /// # Errors
 /// As [`recover_medium`]; and a refusal where none of them holds anything, and the disk says that its journal is in one.
@@ -120,46 +122,74 @@ pub(super) fn recover_regions<R: DerefMut<Target = State>>(
     home: &LoggedFile,
     brought: &mut Vec<NvmFinished>,
 ) -> Result<(), Error> {
-    let before = brought.len();
-    for mut region in regions {
-        // What a guest of this process has was left by nobody.
-        let State::Idle(medium) = &mut *region else { return Ok(()) };
-        brought.extend(recover_medium(medium, path, home)?);
+    let regions: Vec<R> = regions.collect();
+    // What a guest of this process has was left by nobody.
+    if regions.iter().any(|region| !matches!(**region, State::Idle(_))) {
+        return Ok(());
     }
+    let before = brought.len();
+    recover_idle(regions, path, home, brought)?;
     if brought.len() > before { Ok(()) } else { refuse_without_region(path, home) }
 }
 
-/// Brings home what a region holds for the file system on `home`, and gives the region back.
+/// The same of those regions that nobody of this process has.
+///
+/// # Errors
+/// As [`recover_medium`].
+pub(super) fn recover_idle<R: DerefMut<Target = State>>(
+    mut regions: Vec<R>,
+    path: &Path,
+    home: &LoggedFile,
+    brought: &mut Vec<NvmFinished>,
+) -> Result<(), Error> {
+    let mut judged: Vec<(&mut Region, Judged)> = Vec::new();
+    for region in &mut regions {
+        let State::Idle(medium) = &mut **region else { continue };
+        if let Some(one) = Judged::new(medium.bytes(), path, home)? {
+            judged.push((medium, one));
+        }
+    }
+    refuse_two_of_one(judged.iter().map(|(_, judged)| judged), path)?;
+    let before = brought.len();
+    for (medium, one) in judged {
+        // A region may have been given back for which nothing had to be written.
+        let finished = one.carry_out(medium, path, home).map_err(|error| error.after(brought.len() > before))?;
+        brought.push(finished);
+    }
+    Ok(())
+}
+
+/// One of two regions that have the same journal is a copy of the other: which of them the disk was used with cannot be told.
+///
+/// # Errors
+/// A refusal, where there are two.
+fn refuse_two_of_one<'j>(judged: impl Iterator<Item = &'j Judged>, path: &Path) -> Result<(), Error> {
+    let mut starts = HashSet::new();
+    let mut having = judged.filter(|judged| !matches!(judged.stored, Stored::NothingOwed(_)));
+    match having.find(|judged| !starts.insert(judged.owner.home_start)) {
+        None => Ok(()),
+        Some(second) => Err(Error::Refused(format!(
+            "{}: two of its regions say that they have the journal of the file system at byte {} of the disk, so one of them is a copy: give \
+             the true one alone; nothing was changed",
+            path.display(),
+            second.owner.home_start
+        ))),
+    }
+}
+
+/// Brings home what a region holds for the file system on `home`, and gives the region back. Nothing where it holds nothing.
+///
+/// # Errors
+/// As [`recover_image`].
 pub(crate) fn recover_medium(
     medium: &mut Region,
     path: &Path,
     home: &LoggedFile,
 ) -> Result<Option<NvmFinished>, Error> {
-    let started = Instant::now();
-    if Found::read(medium.bytes()).map_err(region_error(path))?.is_none() {
-        // Never formatted: whether it may be is seen when a log is opened.
-        return Ok(None);
+    match Judged::new(medium.bytes(), path, home)? {
+        Some(judged) => judged.carry_out(medium, path, home).map(Some),
+        None => Ok(None),
     }
-    let Some(judged) = Judged::new(medium.bytes(), path, home)? else { return Ok(None) };
-    let mut report = judged.report();
-    let mut carry_out = || {
-        match judged.stored {
-            Stored::Marked => {
-                judged.decide(medium, path, home)?;
-                judged.write_home(medium.bytes(), home)?;
-                let finished = judged.finish(medium.bytes(), home)?;
-                report.status = report.status.max(finished.status);
-                report.notes.extend(finished.notes);
-            }
-            Stored::Left => judged.leave(home)?,
-            Stored::NothingOwed(_) => {}
-        }
-        nvm_journal::forget(medium).map_err(region_error(path))
-    };
-    // A journal that is another one by now is found out when its blocks are home, for one.
-    carry_out().map_err(|error: Error| error.after(home.has_written()))?;
-    report.seconds = started.elapsed().as_secs_f64();
-    Ok(Some(NvmFinished { offset: judged.owner.home_start, recovery: report }))
 }
 
 /// Where a region holds nothing, the disk must not say that its journal is in one: that is another, or it was lost.
@@ -195,15 +225,17 @@ struct Judged {
     stored: Stored,
     /// What the last transaction counts on, and whether that is so; nothing where it just counts.
     condition: Option<(Condition, Outcome)>,
+    /// How long it took to find that out.
+    judging: Duration,
 }
 
 impl Judged {
+    /// Nothing where the region holds nothing.
     fn new(region: &[u8], path: &Path, home: &LoggedFile) -> Result<Option<Self>, Error> {
+        let started = Instant::now();
         let shown = path.display();
-        let mut found = match Found::read(region).map_err(region_error(path))? {
-            Some(found) => found,
-            None => return Err(Error::Refused(format!("{shown} is no NVM region of amberlog's"))),
-        };
+        // One that was never made one: whether it may be is seen when a log is opened.
+        let Some(mut found) = Found::read(region).map_err(region_error(path))? else { return Ok(None) };
         let Some(owner) = found.owner.clone() else { return Ok(None) };
         found.verify(region).map_err(region_error(path))?;
         let refuse = |reason: String| Error::Refused(format!("{shown}: {reason}; nothing was changed"));
@@ -257,7 +289,32 @@ impl Judged {
                 "the region holds a version of block {outside}, which is outside the file system or in its journal"
             )));
         }
-        Ok(Some(Judged { found, owner, place, superblock, format, stored, condition }))
+        let judging = started.elapsed();
+        Ok(Some(Judged { found, owner, place, superblock, format, stored, condition, judging }))
+    }
+
+    /// Does what is to be done: brings home what the region holds, and gives it back.
+    fn carry_out(self, medium: &mut Region, path: &Path, home: &LoggedFile) -> Result<NvmFinished, Error> {
+        let started = Instant::now();
+        let mut report = self.report();
+        let mut steps = || {
+            match self.stored {
+                Stored::Marked => {
+                    self.decide(medium, path, home)?;
+                    self.write_home(medium.bytes(), home)?;
+                    let finished = self.finish(medium.bytes(), home)?;
+                    report.status = report.status.max(finished.status);
+                    report.notes.extend(finished.notes);
+                }
+                Stored::Left => self.leave(home)?,
+                Stored::NothingOwed(_) => {}
+            }
+            nvm_journal::forget(medium).map_err(region_error(path))
+        };
+        // A journal that is another one by now is found out when its blocks are home, for one.
+        steps().map_err(|error: Error| error.after(home.has_written()))?;
+        report.seconds = (self.judging + started.elapsed()).as_secs_f64();
+        Ok(NvmFinished { offset: self.owner.home_start, recovery: report })
     }
 
     /// Has the last transaction count, or not, for whoever comes after this.
