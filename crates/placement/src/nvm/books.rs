@@ -3,6 +3,7 @@
 use super::mark::{Standing, standing};
 use crate::stored::{Says, Stored};
 use jbd2::Superblock;
+use nvm_journal::{Found, Owner};
 
 /// What a region of NVM knows of the log that it has.
 #[derive(Clone, Copy, Debug)]
@@ -48,6 +49,23 @@ pub(crate) enum RegionWhy {
 }
 
 impl RegionBooks {
+    /// Those of a region as it was found.
+    pub fn new(found: &Found, owner: &Owner) -> Self {
+        RegionBooks {
+            journal: owner.journal,
+            mark_checksum: owner.mark_checksum,
+            owes: found.owes(),
+            sequence: found.sequence,
+            is_left: owner.is_left,
+        }
+    }
+
+    /// Whether the region gives way to another one of the disk that has the log, if there is one. It was claimed for an opening of the log that
+    /// failed, with all that was tried to undo that: it holds nothing, and storage does not say, or no more, that the log is in this one.
+    pub fn yields(&self, verdict: Result<RegionVerdict, RegionWhy>) -> bool {
+        !self.owes && matches!(verdict, Ok(RegionVerdict::OwesNothing) | Err(RegionWhy::OtherRegion))
+    }
+
     /// What storage means to the region. The first row that fits counts:
     ///
     /// | row | storage | verdict |

@@ -20,7 +20,6 @@ use jbd2::{Content, Format, LogRead, Superblock, SuperblockEdit};
 use nvm_journal::medium::{Medium, MediumFile, OpenOptions};
 use nvm_journal::{Found, Header, Owner};
 use recovery::{Access, Disk as Image, Error, HomeBounds, HomeWriter, JournalPlace, LogBounds, Report, Status};
-use std::collections::HashSet;
 use std::convert::Infallible;
 use std::ops::DerefMut;
 use std::path::Path;
@@ -60,7 +59,20 @@ enum Stored {
     Left,
     /// Nothing is owed: a recovery was cut off after its last write, or nothing was ever committed.
     NothingOwed(&'static str),
+    /// Nothing is owed, and another region has the log: this one was claimed for an opening that failed. Where no other region of the disk has
+    /// it, that one is missing.
+    Claimed,
 }
+
+impl Stored {
+    /// Whether the log is in the region by what storage says.
+    fn has_log(&self) -> bool {
+        matches!(self, Stored::Marked | Stored::Left)
+    }
+}
+
+/// Why a region is refused where the log is in another one.
+const IN_ANOTHER: &str = "the journal of this disk is in another region, or was when the disk was copied; give that one";
 
 /// Recovers an image from a region. Nothing when the region holds nothing.
 ///
@@ -86,7 +98,7 @@ pub fn recover_image(image: &Image, options: OpenOptions, access: Access) -> Res
     if Found::read(view.bytes()).map_err(region_error(&path))?.is_none() {
         return of_nothing(view.bytes(), &path, &home);
     }
-    let Some(judged) = Judged::new(view.bytes(), &path, &home)? else {
+    let Some(judged) = Judged::alone(view.bytes(), &path, &home)? else {
         return refuse_without_region(&path, &home).map(|()| None);
     };
     Ok(Some(NvmFinished { offset: judged.owner.home_start, recovery: judged.report() }))
@@ -149,7 +161,9 @@ pub(super) fn recover_idle<R: DerefMut<Target = State>>(
             judged.push((medium, one));
         }
     }
-    refuse_two_of_one(judged.iter().map(|(_, judged)| judged), path)?;
+    refuse_together(&judged, path)?;
+    // What was claimed for nothing is given back when storage has what the other one held, durably.
+    judged.sort_by_key(|(_, one)| !one.stored.has_log());
     let before = brought.len();
     for (medium, one) in judged {
         // A region may have been given back for which nothing had to be written.
@@ -159,22 +173,29 @@ pub(super) fn recover_idle<R: DerefMut<Target = State>>(
     Ok(())
 }
 
-/// One of two regions that have the same journal is a copy of the other: which of them the disk was used with cannot be told.
+/// What cannot be of regions of one disk. Of two that have the same journal one is a copy of the other, and which of them the disk was used with
+/// cannot be told. And where storage says that a journal is in another region, one of these has to have it.
 ///
 /// # Errors
-/// A refusal, where there are two.
-fn refuse_two_of_one<'j>(judged: impl Iterator<Item = &'j Judged>, path: &Path) -> Result<(), Error> {
-    let mut starts = HashSet::new();
-    let mut having = judged.filter(|judged| !matches!(judged.stored, Stored::NothingOwed(_)));
-    match having.find(|judged| !starts.insert(judged.owner.home_start)) {
-        None => Ok(()),
-        Some(second) => Err(Error::Refused(format!(
-            "{}: two of its regions say that they have the journal of the file system at byte {} of the disk, so one of them is a copy: give \
-             the true one alone; nothing was changed",
-            path.display(),
-            second.owner.home_start
-        ))),
+/// A refusal, where it is so.
+fn refuse_together(judged: &[(&mut Region, Judged)], path: &Path) -> Result<(), Error> {
+    let shown = path.display();
+    for (index, (_, one)) in judged.iter().enumerate() {
+        let is_same = |owner: &Owner| owner.home_start == one.owner.home_start && owner.journal == one.owner.journal;
+        let mut others = judged.iter().enumerate().filter(|(other, _)| *other != index).map(|(_, (_, other))| other);
+        let is_elsewhere = others.any(|other| other.stored.has_log() && is_same(&other.owner));
+        if one.stored == Stored::Claimed && !is_elsewhere {
+            return Err(Error::Refused(format!("{shown}: {IN_ANOTHER}; nothing was changed")));
+        }
+        if one.stored.has_log() && is_elsewhere {
+            return Err(Error::Refused(format!(
+                "{shown}: two of its regions say that they have the journal of the file system at byte {} of the disk, so one of them is a copy: \
+                 give the true one alone; nothing was changed",
+                one.owner.home_start
+            )));
+        }
     }
+    Ok(())
 }
 
 /// Brings home what a region holds for the file system on `home`, and gives the region back. Nothing where it holds nothing.
@@ -186,7 +207,7 @@ pub(crate) fn recover_medium(
     path: &Path,
     home: &LoggedFile,
 ) -> Result<Option<NvmFinished>, Error> {
-    match Judged::new(medium.bytes(), path, home)? {
+    match Judged::alone(medium.bytes(), path, home)? {
         Some(judged) => judged.carry_out(medium, path, home).map(Some),
         None => Ok(None),
     }
@@ -230,6 +251,17 @@ struct Judged {
 }
 
 impl Judged {
+    /// The same of a region that is looked at by itself.
+    fn alone(region: &[u8], path: &Path, home: &LoggedFile) -> Result<Option<Self>, Error> {
+        let judged = Self::new(region, path, home)?;
+        match judged {
+            Some(Judged { stored: Stored::Claimed, .. }) => {
+                Err(Error::Refused(format!("{}: {IN_ANOTHER}; nothing was changed", path.display())))
+            }
+            judged => Ok(judged),
+        }
+    }
+
     /// Nothing where the region holds nothing.
     fn new(region: &[u8], path: &Path, home: &LoggedFile) -> Result<Option<Self>, Error> {
         let started = Instant::now();
@@ -307,7 +339,7 @@ impl Judged {
                     report.notes.extend(finished.notes);
                 }
                 Stored::Left => self.leave(home)?,
-                Stored::NothingOwed(_) => {}
+                Stored::NothingOwed(_) | Stored::Claimed => {}
             }
             nvm_journal::forget(medium).map_err(region_error(path))
         };
@@ -336,6 +368,10 @@ impl Judged {
     fn report(&self) -> Report {
         match self.stored {
             Stored::NothingOwed(note) => return Report::of(Status::Clean).with_note(note),
+            Stored::Claimed => {
+                return Report::of(Status::Clean)
+                    .with_note("the region was claimed for a journal that is in another one; it is given back");
+            }
             Stored::Left => return Report::of(Status::Materialised).with_note(LEFT_TO_THE_GUEST),
             Stored::Marked => {}
         }
@@ -527,14 +563,9 @@ fn is_journal(home: &LoggedFile, place: &FoundLogPlace, uuid: &[u8; 16]) -> Resu
 fn stored(block: &[u8], owner: &Owner, found: &Found) -> Result<Stored, String> {
     let raw = &block[..jbd2::SUPERBLOCK_BYTES];
     let on_storage = Superblock::decode(raw).map_err(|error| error.to_string())?;
-    let books = RegionBooks {
-        journal: owner.journal,
-        mark_checksum: owner.mark_checksum,
-        owes: found.owes(),
-        sequence: found.sequence,
-        is_left: owner.is_left,
-    };
-    match books.judge(raw, &on_storage) {
+    let books = RegionBooks::new(found, owner);
+    let verdict = books.judge(raw, &on_storage);
+    match verdict {
         Ok(RegionVerdict::Marked) => return Ok(Stored::Marked),
         Ok(RegionVerdict::Left) => return Ok(Stored::Left),
         Ok(RegionVerdict::OwesNothing) => {
@@ -556,12 +587,8 @@ fn stored(block: &[u8], owner: &Owner, found: &Found) -> Result<Stored, String> 
                     .to_owned(),
             );
         }
-        Err(RegionWhy::OtherRegion) => {
-            return Err(
-                "the journal of this disk is in another region, or was when the disk was copied; give that one"
-                    .to_owned(),
-            );
-        }
+        Err(RegionWhy::OtherRegion) if books.yields(verdict) => return Ok(Stored::Claimed),
+        Err(RegionWhy::OtherRegion) => return Err(IN_ANOTHER.to_owned()),
         Err(RegionWhy::OtherJournal) => {
             return Err("the region belongs to another journal (the UUIDs differ)".to_owned());
         }

@@ -465,6 +465,19 @@ fn storage_is_judged_by_what_a_region_has() {
     ] {
         assert_eq!(judge(&left, raw), Err(why));
     }
+    // One that holds nothing gives way to another, unless storage means this one.
+    for verdict in [Ok(RegionVerdict::OwesNothing), Err(RegionWhy::OtherRegion)] {
+        assert!(nothing.yields(verdict) && !books.yields(verdict) && !left.yields(verdict), "{verdict:?}");
+    }
+    for verdict in [
+        Ok(RegionVerdict::Marked),
+        Ok(RegionVerdict::Left),
+        Err(RegionWhy::OlderImage),
+        Err(RegionWhy::OlderRegion),
+        Err(RegionWhy::OtherEpoch),
+    ] {
+        assert!(!nothing.yields(verdict), "{verdict:?}");
+    }
     // A region of an earlier amberlog, whose mark has no number.
     let plain = edited(&before, |edit| {
         edit.errno(jbd2::ERRNO_EIO);

@@ -135,3 +135,52 @@ fn of_two_regions_with_one_journal_neither_is_brought_home() {
         assert_refused(&rig, &left.image, &copied, "so one of them is a copy");
     }
 }
+
+/// A mark cannot be made durable, nor what stood there before: the region stays claimed, and holds nothing. The guest mounts again, and has the
+/// other one.
+fn claimed_in_vain(rig: &mut Rig) {
+    rig.may_fail = true;
+    write_log::simulated_flushes::fail(1000);
+    rig.superblock(0, true);
+    write_log::simulated_flushes::fail(0);
+    assert_eq!(rig.failed.len(), 1, "its guest hears of it");
+    assert!(!rig.log(0).is_open());
+    rig.superblock(0, true);
+    assert_eq!(rig.commit(0, IN_USE, &content(1)), 0, "a region has it");
+    assert_eq!(has_owner(&std::fs::read(&rig.region).expect("read")), [true; 2]);
+}
+
+/// Whether each of two regions is somebody's.
+fn has_owner(region: &[u8]) -> [bool; 2] {
+    let (first, second) = region.split_at(region.len() / 2);
+    [first, second].map(|region| {
+        nvm_journal::Found::read(region).expect("whole").is_some_and(|found| found.owner.is_some())
+    })
+}
+
+#[test]
+fn a_region_that_was_claimed_in_vain_is_no_obstacle_to_the_next_start() {
+    let mut rig = Rig::new(2);
+    claimed_in_vain(&mut rig);
+    let [image, region] = [&rig.image, &rig.region].map(|path| std::fs::read(path).expect("read"));
+    let (outcome, brought, [image_after, region_after]) = finish(&rig, &image, &region);
+    outcome.expect("one of them has it");
+    assert_eq!(brought, [PARTITIONS[0]; 2]);
+    let at = rig.home_at(0, IN_USE) as usize;
+    assert!(image_after[at..][..BLOCK as usize] == content(1)[..], "what was committed is lost");
+    assert_eq!(has_owner(&region_after), [false; 2]);
+    // Where the one that has it is missing, it is not taken for that.
+    let mut alone = region.clone();
+    alone[region.len() / 2..].fill(0);
+    assert_refused(&rig, &image, &alone, "is in another region");
+}
+
+#[test]
+fn a_region_that_was_claimed_in_vain_is_no_obstacle_to_the_worker_that_follows() {
+    let mut rig = Rig::new(2);
+    claimed_in_vain(&mut rig);
+    rig.die().expect("it goes on");
+    assert!(rig.log(0).is_open() && rig.read(0, IN_USE) == content(1));
+    rig.superblock(1, true);
+    assert_eq!(rig.commit(1, IN_USE, &content(2)), 0, "it was given back, and has this one now");
+}
