@@ -18,6 +18,8 @@ pub(crate) struct RegionBooks {
     pub sequence: u32,
     /// It says that all of the log is in the journal's own place, for its guest's own kernel ([`crate::nvm`], `distrusted`).
     pub is_left: bool,
+    /// All that it holds is at home. Known only where the log is empty on storage, and an error of it is not said.
+    pub is_home: bool,
 }
 
 /// What storage means to a region.
@@ -49,7 +51,7 @@ pub(crate) enum RegionWhy {
 }
 
 impl RegionBooks {
-    /// Those of a region as it was found.
+    /// Those of a region as it was found, of which it is not known what is at home.
     pub fn new(found: &Found, owner: &Owner) -> Self {
         RegionBooks {
             journal: owner.journal,
@@ -57,6 +59,7 @@ impl RegionBooks {
             owes: found.owes(),
             sequence: found.sequence,
             is_left: owner.is_left,
+            is_home: false,
         }
     }
 
@@ -77,7 +80,7 @@ impl RegionBooks {
     /// | 4a | its journal, with the mark of distrust, and the region says that the log was left in its own place | owes nothing |
     /// | 5 | anything else, and the region holds nothing that is not at home | owes nothing |
     /// | 6 | another UUID | refused: another journal |
-    /// | 7 | empty without an error, two past the region's last transaction | emptied: a recovery was cut off after its last write |
+    /// | 7 | empty without an error, two past the region's last transaction, and all that the region holds is at home | emptied: a recovery was cut off after its last write |
     /// | 8 | anything else | refused: another epoch |
     ///
     /// # Errors
@@ -106,7 +109,8 @@ impl RegionBooks {
             return Err(RegionWhy::OtherJournal);
         }
         let is_emptied = matches!(stored.live_from(), Ok(None));
-        if is_emptied && superblock.sequence == self.sequence.wrapping_add(2) {
+        // A clone of the disk may stand at that number as well.
+        if is_emptied && self.is_home && superblock.sequence == self.sequence.wrapping_add(2) {
             return Ok(RegionVerdict::Emptied);
         }
         Err(RegionWhy::OtherEpoch)

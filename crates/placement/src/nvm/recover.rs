@@ -21,6 +21,7 @@ use nvm_journal::medium::{Medium, MediumFile, OpenOptions};
 use nvm_journal::{Found, Header, Owner};
 use recovery::{Access, Disk as Image, Error, HomeBounds, HomeWriter, JournalPlace, LogBounds, Report, Status};
 use std::convert::Infallible;
+use std::io;
 use std::ops::DerefMut;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -296,7 +297,11 @@ impl Judged {
         let damaged = |error: jbd2::SuperblockError| refuse(format!("the journal superblock in the region: {error}"));
         let (_, format) = Superblock::parse(&owner.attachment).map_err(damaged)?;
         let mut superblock = read_superblock(home, &place)?;
-        let stored = stored(&superblock, &owner, &found).map_err(refuse)?;
+        let raw = &superblock[..jbd2::SUPERBLOCK_BYTES];
+        let on_storage = Superblock::decode(raw).map_err(|error| refuse(error.to_string()))?;
+        let books = books(&found, &owner, region, &on_storage, home)
+            .map_err(|source| Error::Failed { what: "reading what may have been written home".to_owned(), source })?;
+        let stored = stored(&books, raw, &on_storage, &owner).map_err(refuse)?;
         superblock[..owner.attachment.len()].copy_from_slice(&owner.attachment);
         let bounds = bounds(&place);
         let mut condition = None;
@@ -559,12 +564,47 @@ fn is_journal(home: &LoggedFile, place: &FoundLogPlace, uuid: &[u8; 16]) -> Resu
     Ok(Superblock::decode(&block).is_ok_and(|superblock| superblock.uuid == *uuid))
 }
 
+/// What a region knows of the log that it has, and whether that is at home where the answer tells a recovery that was cut off.
+///
+/// # Errors
+/// When what is at home cannot be read.
+pub(super) fn books(
+    found: &Found,
+    owner: &Owner,
+    region: &[u8],
+    on_storage: &Superblock,
+    home: &LoggedFile,
+) -> io::Result<RegionBooks> {
+    let is_empty = on_storage.is_empty() && on_storage.errno == 0;
+    let is_home = is_empty && is_all_home(found, owner, region, home)?;
+    Ok(RegionBooks { is_home, ..RegionBooks::new(found, owner) })
+}
+
+/// Whether what a region holds is at home, but for the file system's superblock, which a recovery goes on to change. What the last transaction
+/// counts on is decided by then.
+fn is_all_home(found: &Found, owner: &Owner, region: &[u8], home: &LoggedFile) -> io::Result<bool> {
+    let block_bytes = u64::from(found.geometry.block_bytes);
+    let place = |block: u64| {
+        let offset = block.checked_mul(block_bytes).and_then(|bytes| bytes.checked_add(owner.home_start));
+        offset.filter(|offset| i64::try_from(*offset).is_ok())
+    };
+    let mut at_home = vec![0; found.geometry.block_bytes as usize];
+    for (block, header) in found.latest.iter().filter(|(block, _)| **block != SUPERBLOCK_OFFSET / block_bytes) {
+        let Some(offset) = place(*block) else { return Ok(false) };
+        match home.read_exact_at(&mut at_home, offset) {
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(false),
+            read => read?,
+        }
+        if at_home != found.content(region, header) {
+            return Ok(false);
+        }
+    }
+    Ok(found.prepared.is_none())
+}
+
 /// Whether the journal superblock on storage is the one of the region's epoch.
-fn stored(block: &[u8], owner: &Owner, found: &Found) -> Result<Stored, String> {
-    let raw = &block[..jbd2::SUPERBLOCK_BYTES];
-    let on_storage = Superblock::decode(raw).map_err(|error| error.to_string())?;
-    let books = RegionBooks::new(found, owner);
-    let verdict = books.judge(raw, &on_storage);
+fn stored(books: &RegionBooks, raw: &[u8], on_storage: &Superblock, owner: &Owner) -> Result<Stored, String> {
+    let verdict = books.judge(raw, on_storage);
     match verdict {
         Ok(RegionVerdict::Marked) => return Ok(Stored::Marked),
         Ok(RegionVerdict::Left) => return Ok(Stored::Left),

@@ -3,14 +3,14 @@
 //!
 //! Whose a region is, and what storage says of it, means this; the first row that fits counts, anything else is refused:
 //!
-//! | row | region | storage ([`RegionBooks::judge`]) | notes | the worker died |
+//! | row | region | storage ([`super::books::RegionBooks::judge`]) | notes | the worker died |
 //! |---|---|---|---|---|
 //! | 1 | no log's | not in a region | | while the log was closed, or lived elsewhere: as storage says |
 //! | 2 | this log's | its mark | of this opening, and they agree with the region | while the log was open: it is |
 //! | 3 | this log's; it was left | its mark, or that of distrust | | while it left for its own place: it is there |
 //! | 4 | this log's | owes nothing, or emptied | | while it was opened, closed, handed over or recovered: as storage says |
 //!
-//! A region of this log's that holds nothing, and of which storage says nothing, gives way to the one that the log is in ([`RegionBooks::yields`]), and is
+//! A region of this log's that holds nothing, and of which storage says nothing, gives way to the one that the log is in ([`super::books::RegionBooks::yields`]), and is
 //! given back with the rest.
 //!
 //! In row 2 a transaction that the guest was told of before the flush of its appends ([`super::acknowledged`]) is made durable and counts, before the notes are
@@ -23,13 +23,14 @@
 //! Failure story: what does not agree is refused with a sentence, and region, notes and storage mean what they meant. The worker that follows
 //! may be killed at any point of this: notes are written anew before anything is done to the log.
 
-use super::books::{RegionBooks, RegionVerdict, RegionWhy};
+use super::books::{RegionVerdict, RegionWhy};
 use super::captured::Captured;
 use super::condition::Condition;
 use super::coverage::Coverage;
 use super::log_stream::LogStream;
 use super::mark::{self, Mark, Marks};
 use super::notes::{FoundNotes, Noted, Notes, Rest};
+use super::recover::books;
 use super::superblock::copies_max;
 use super::versions::{AtHome, Held, HomeState};
 use super::work::Work;
@@ -69,7 +70,7 @@ impl NvmDisk {
             if owner.home_start != log.place.home_start || owner.journal != superblock.uuid {
                 continue;
             }
-            let books = RegionBooks::new(&found, &owner);
+            let books = books(&found, &owner, medium.bytes(), superblock, &log.home.file)?;
             let verdict = books.judge(raw, superblock);
             let one = OfLog { slot, found, owner, verdict };
             if books.yields(verdict) {
