@@ -73,7 +73,8 @@ impl Stored {
 }
 
 /// Why a region is refused where the log is in another one.
-const IN_ANOTHER: &str = "the journal of this disk is in another region, or was when the disk was copied; give that one";
+const IN_ANOTHER: &str =
+    "the journal of this disk is in another region, or was when the disk was copied; give that one";
 
 /// Recovers an image from a region. Nothing when the region holds nothing.
 ///
