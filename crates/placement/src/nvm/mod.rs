@@ -386,7 +386,7 @@ impl NvmDisk {
     fn recover(&self, slot: Option<usize>, home: &LoggedFile) -> Result<Option<Report>, Error> {
         let path = &self.options.path;
         let Some(slot) = slot else {
-            let idle = self.states().filter(|state| matches!(**state, State::Idle(_))).collect();
+            let idle: Vec<_> = self.states().filter(|state| matches!(**state, State::Idle(_))).collect();
             let mut brought = Vec::new();
             recover::recover_idle(idle, path, home, &mut brought)?;
             return Ok(brought.pop().map(|finished| finished.recovery));

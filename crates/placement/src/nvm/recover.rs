@@ -17,7 +17,7 @@ use crate::scan::{FoundLogPlace, internal_place};
 use extfs::{FileSystem, Journal as JournalOf, ReadAt, SUPERBLOCK_OFFSET};
 use jbd2::build::{LogBuilder, Transaction};
 use jbd2::{Content, Format, LogRead, Superblock, SuperblockEdit};
-use nvm_journal::medium::{Medium, MediumFile, OpenOptions};
+use nvm_journal::medium::{Medium, MediumFile, OpenOptions, RegionChoice};
 use nvm_journal::{Found, Header, Owner};
 use recovery::{Access, Disk as Image, Error, HomeBounds, HomeWriter, JournalPlace, LogBounds, Report, Status};
 use std::convert::Infallible;
@@ -83,27 +83,62 @@ const IN_ANOTHER: &str =
 /// another opening of its journal. [`Error::Failed`] when reading or writing failed; it can be run again.
 pub fn recover_image(image: &Image, options: OpenOptions, access: Access) -> Result<Option<NvmFinished>, Error> {
     let path = options.path.clone();
+    let home = unlogged(image)?;
+    let others = options.clone();
     if access == Access::Write {
         let file = MediumFile::open(options).map_err(region_error(&path))?;
         let medium: Region = Box::new(file.map().map_err(region_error(&path))?);
-        let home = unlogged(image)?;
         if Found::read(medium.bytes()).map_err(region_error(&path))?.is_none() {
             // A start makes the file that it names, and whether it may be one is seen when a log is opened; a person's path may be a wrong one.
             return of_nothing(medium.bytes(), &path, &home);
         }
+        refuse_older_by_others(&others, &home)?;
         let mut brought = Vec::new();
         recover_regions(std::iter::once(&mut State::Idle(medium)), &path, &home, &mut brought)?;
         return Ok(brought.pop());
     }
     let view = MediumFile::look(options).and_then(MediumFile::map_for_reading).map_err(region_error(&path))?;
-    let home = unlogged(image)?;
     if Found::read(view.bytes()).map_err(region_error(&path))?.is_none() {
         return of_nothing(view.bytes(), &path, &home);
     }
+    refuse_older_by_others(&others, &home)?;
     let Some(judged) = Judged::alone(view.bytes(), &path, &home)? else {
         return refuse_without_region(&path, &home).map(|()| None);
     };
     Ok(Some(NvmFinished { offset: judged.owner.home_start, recovery: judged.report() }))
+}
+
+/// A person names one region, and the disk may have others in the same file or device. An image that is an older copy by one of those is so for this
+/// one, whose mark may be the same on both. They are looked at, whoever uses them; one that cannot be read says nothing.
+///
+/// # Errors
+/// A refusal, where one of them says so.
+fn refuse_older_by_others(options: &OpenOptions, home: &LoggedFile) -> Result<(), Error> {
+    let RegionChoice { index: named, count } = options.region;
+    for index in (0..count).filter(|index| *index != named) {
+        let choice = RegionChoice { index, count };
+        let other = OpenOptions { region: choice, create_bytes: None, ..options.clone() };
+        let Ok(view) = MediumFile::look(other).and_then(MediumFile::map_for_reading) else { continue };
+        if is_older_by(view.bytes(), home) == Some(true) {
+            return Err(Error::Refused(format!(
+                "{}: region {choice} of it says that this image is an older copy, a snapshot or a backup, of the disk that had its journals here, so \
+                 what region {named}/{count} holds must not be brought home to it either: give the true image; nothing was changed",
+                options.path.display()
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// Whether an image is an older copy by what a region says. Nothing where that says nothing of it.
+fn is_older_by(region: &[u8], home: &LoggedFile) -> Option<bool> {
+    let found = Found::read(region).ok()??;
+    let owner = found.owner.as_ref()?;
+    let place = place_of(home, owner).ok()??;
+    let superblock = read_superblock(home, &place).ok()?;
+    let raw = &superblock[..jbd2::SUPERBLOCK_BYTES];
+    let on_storage = Superblock::decode(raw).ok()?;
+    Some(RegionBooks::new(&found, owner).judge(raw, &on_storage) == Err(RegionWhy::OlderImage))
 }
 
 /// Bytes of a region's superblock and of the headers behind it: where anything was ever put into one, something is there.

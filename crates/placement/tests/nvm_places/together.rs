@@ -136,6 +136,28 @@ fn of_two_regions_with_one_journal_neither_is_brought_home() {
     }
 }
 
+/// A person names one region: the others of its file are asked as well.
+#[test]
+fn a_region_that_is_named_is_not_brought_home_to_an_image_that_another_one_calls_older() {
+    let mut rig = Rig::new(2);
+    let left = left(&mut rig);
+    let [image, region] = [&rig.image, &rig.region].map(|path| path.with_extension("left"));
+    std::fs::write(&region, &left.region).expect("written");
+    for (which, named) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
+        for access in [Access::Read, Access::Write] {
+            let bytes = left.older_in(which);
+            std::fs::write(&image, &bytes).expect("written");
+            let choice = RegionChoice { index: named, count: 2 };
+            let disk = Disk::open(&image, access).expect("an image");
+            let options = OpenOptions { region: choice, ..OpenOptions::new(&region) };
+            let error = recover_image(&disk, options, access).expect_err("it is an older copy");
+            assert!(error.is_refusal() && error.to_string().contains("an older copy"), "{error}");
+            assert!(std::fs::read(&image).expect("read") == bytes, "the image was changed");
+            assert!(std::fs::read(&region).expect("read") == left.region, "a region was changed");
+        }
+    }
+}
+
 /// A mark cannot be made durable, nor what stood there before: the region stays claimed, and holds nothing. The guest mounts again, and has the
 /// other one.
 fn claimed_in_vain(rig: &mut Rig) {
