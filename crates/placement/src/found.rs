@@ -17,13 +17,13 @@ use crate::finished::{FailedLog, Finish, FinishError, FinishedLog};
 use crate::its_home::why_not_its_home;
 use crate::registry::own_places;
 use crate::scan::{offset_of, why_not_replayed};
-use crate::stored::{HeldBooks, Says, Stored, Verdict};
+use crate::stored::{HeldBooks, Says, Stored, Verdict, Why};
 use guest_memory::{HostFile, PAGE_BYTES};
 use jbd2::{SUPERBLOCK_BYTES, Superblock};
-use journal_area::FoundLog;
+use journal_area::{FoundLog, Opening};
 use own_files::{How, OwnDirectory};
 use recovery::{Access, Report, Status};
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -227,11 +227,13 @@ fn finish_logs(directory: &AreaDirectory, images: &[PathBuf], may_be_copies: boo
         let needed = present.iter().flat_map(|(_, found, ..)| found.pages().map(|page| page.0)).collect();
         give_back(&left.ram, &needed);
     }
+    let older = older_copies(present.iter().map(|(log, found, places, _)| (log, found, places)));
     for index in 0..present.len() {
         let (log, found, places, is_of_named) = &present[index];
         let offset = log.place.home_start;
         let mut has_failed_flush = false;
-        let result = finish_log(directory, log, found, places, &mut has_failed_flush);
+        let result = refuse_older(directory, log, places, &older)
+            .and_then(|()| finish_log(directory, log, found, places, &mut has_failed_flush));
         if has_failed_flush {
             // It was to cover what others wrote there, too, and no later one says so: neither theirs nor that of the next attempt.
             let of_image = present[index..].iter().filter(|(_, _, other, _)| other.home == places.home);
@@ -371,6 +373,44 @@ fn places(
     Ok(Places { home, journal })
 }
 
+/// The images that are older copies of what was served, and where the file system of the log begins whose mark says so: not every mark does, as that
+/// of a file system that was idle meanwhile. What is held for such an image is of a later state of all of it.
+fn older_copies<'p>(
+    present: impl Iterator<Item = (&'p LogDescription, &'p FoundLog, &'p Places)>,
+) -> HashMap<&'p Path, u64> {
+    let is_older = |log: &LogDescription, found: &FoundLog, image: &Path| {
+        let Some(openings) = found.opening().filter(|_| !found.is_unopened()) else { return false };
+        let on_storage = opening_on(image, log);
+        on_storage.is_some_and(|opening| opening.number == openings[0].number && !openings.contains(&opening))
+    };
+    present
+        .filter_map(|(log, found, places)| {
+            let image = places.journal.as_deref().unwrap_or(&places.home);
+            is_older(log, found, image).then_some((image, log.place.home_start))
+        })
+        .collect()
+}
+
+/// A log is not brought home to an image of which another log says that it is an older copy. What its own mark says is seen with all else of it.
+fn refuse_older(
+    directory: &AreaDirectory,
+    log: &LogDescription,
+    places: &Places,
+    older: &HashMap<&Path, u64>,
+) -> Result<(), FinishError> {
+    for image in [Some(&places.home), places.journal.as_ref()].into_iter().flatten() {
+        let said_by = older.get(image.as_path()).filter(|start| **start != log.place.home_start);
+        if let Some(start) = said_by {
+            let reason = format!(
+                "another journal on it, that of the file system at byte {start}, says by its mark that {}",
+                Why::OlderCopy.sentence()
+            );
+            return Err(not_written(directory, log, image, &reason));
+        }
+    }
+    Ok(())
+}
+
 /// Finishes one log. Gives where its home was found.
 fn finish_log(
     directory: &AreaDirectory,
@@ -450,12 +490,17 @@ fn bring_home(
 
 /// The number of the opening that an image's journal superblock carries, where a log has its own.
 fn number_on(image: &Path, log: &LogDescription) -> Option<[u8; 16]> {
+    opening_on(image, log).map(|opening| opening.number)
+}
+
+/// The same with its count.
+fn opening_on(image: &Path, log: &LogDescription) -> Option<Opening> {
     let offset = offset_of(&log.place.runs, log.place.block_bytes, 0)?;
     let file = recovery::Disk::open(image, Access::Look).ok()?;
     let mut raw = vec![0; SUPERBLOCK_BYTES];
     file.file().read_exact_at(&mut raw, offset).ok()?;
     match Stored::read(&raw).says {
-        Says::Held(opening) | Says::Aged(opening, _) => Some(opening.number),
+        Says::Held(opening) | Says::Aged(opening, _) => Some(opening),
         _ => None,
     }
 }

@@ -590,6 +590,11 @@ pub(crate) trait Keeper: std::fmt::Debug + Send + Sync {
         true
     }
 
+    /// Why the log, which is open, is in its own place on storage though that is not its placement; for reports.
+    fn why_on_storage(&self, _log: &Log) -> Option<String> {
+        None
+    }
+
     /// What was done with a server, for reports.
     fn remote_report(&self) -> Option<RemoteReport> {
         None

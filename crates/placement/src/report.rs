@@ -220,9 +220,16 @@ impl Journals {
         if is_brought && disk.durable_within().is_some() {
             durability.get_or_insert_default().reason.get_or_insert_with(|| BROUGHT.to_owned());
         }
-        let (effective, placement_reason) = match is_brought {
-            true => (PlacementKind::Storage, Some(BROUGHT.to_owned())),
-            false => self.effective_placement(disk, placement, remote.as_ref()),
+        let open = logs.iter().filter(|log| log.is_open());
+        let kept: Vec<Option<String>> = open.map(|log| log.keeper.why_on_storage(log)).collect();
+        let (effective, placement_reason) = match kept.iter().flatten().next() {
+            _ if is_brought => (PlacementKind::Storage, Some(BROUGHT.to_owned())),
+            Some(reason) => {
+                // What another one has elsewhere is not on storage.
+                let is_all = kept.iter().all(Option::is_some);
+                (if is_all { PlacementKind::Storage } else { placement }, Some(reason.clone()))
+            }
+            None => self.effective_placement(disk, placement, remote.as_ref()),
         };
         DiskReport {
             nvm,

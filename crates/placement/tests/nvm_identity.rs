@@ -176,6 +176,19 @@ fn a_copy_of_a_region_that_was_recovered_from_is_owed_nothing() {
     assert_recovered(&since);
 }
 
+/// A clone of the disk has the same journal, and may stand at the number at which a recovery from the region leaves it.
+#[test]
+fn an_image_that_only_stands_where_a_recovery_leaves_it_is_not_taken_for_recovered() {
+    for kind in [Kind::Checksums, Kind::SmallBlocks] {
+        let moment = moments(&guest::images(kind).remove(0), 4).remove(1);
+        let mut clone = assert_recovered(&moment);
+        let found = nvm_journal::Found::read(&moment.region).expect("whole").expect("a region");
+        let (block, _) = found.latest.last_key_value().expect("it holds something");
+        clone[*block as usize * found.geometry.block_bytes as usize] ^= 1;
+        assert_refused(&clone, &moment.region, "another epoch");
+    }
+}
+
 /// Two hosts have the disk, and each a region: whoever does not have the one that the journal is in takes nothing.
 #[test]
 fn another_host_without_the_region_does_not_begin() {

@@ -31,6 +31,8 @@ mod failures;
 mod followed;
 #[path = "nvm_places/leaving.rs"]
 mod leaving;
+#[path = "nvm_places/together.rs"]
+mod together;
 
 const BLOCK: u64 = 4096;
 const PAGES: u32 = 512;
@@ -594,6 +596,34 @@ fn a_second_file_system_without_a_region_of_its_own_is_on_storage() {
     rig.superblock(1, true);
     assert_eq!(rig.commit(1, IN_USE, &content(3)), 0, "the region has it");
     assert!(rig.read(1, IN_USE) == content(3));
+}
+
+#[test]
+fn a_journal_that_has_no_region_is_said_to_be_on_storage() {
+    let said = |rig: &Rig| {
+        let disk = rig.journals.report("vm").disks.remove(0);
+        assert_eq!(disk.placement, "nvm");
+        (disk.placement_effective, disk.placement_reason)
+    };
+    let mut rig = Rig::new(1);
+    assert_eq!(said(&rig), ("nvm", None));
+    for which in 0..2 {
+        rig.superblock(which, true);
+    }
+    // The other one has the region.
+    let (effective, reason) = said(&rig);
+    assert_eq!(effective, "nvm");
+    let reason = reason.expect("a reason");
+    assert!(reason.contains(&PARTITIONS[1].to_string()) && reason.contains("another file system's"), "{reason}");
+    rig.superblock(0, false);
+    let (effective, reason) = said(&rig);
+    assert_eq!(effective, "storage");
+    assert!(reason.expect("a reason").contains("another file system's"));
+    // And it has it from its next mount on.
+    rig.superblock(1, false);
+    assert_eq!(said(&rig), ("nvm", None));
+    rig.superblock(1, true);
+    assert_eq!(said(&rig), ("nvm", None));
 }
 
 #[test]

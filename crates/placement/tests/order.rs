@@ -922,6 +922,53 @@ fn an_older_copy_of_an_image_is_told_from_it() {
     assert!(block_of(&image, first) == content(1));
 }
 
+/// The mark of a file system that was idle since an image was copied is the same on both, and so is one that cannot be written anew: it says nothing
+/// against the copy.
+#[test]
+fn an_image_that_is_older_by_one_of_its_marks_gets_nothing_that_is_held() {
+    const SECOND: u64 = 32 << 20;
+    let mut rig = Rig::with_second(SECOND);
+    let logs = [(PARTITION, rig.log_at.clone()), (SECOND, rig.log_at_of(SECOND))];
+    let block = FILE_SYSTEM_BLOCKS - 100;
+    for (seed, (_, log_at)) in logs.iter().enumerate() {
+        rig.goes_on_with(log_at.clone());
+        rig.open();
+        rig.commit(&[(block, content(seed as u8))]);
+    }
+    rig.journals.tick(0);
+    let older = std::fs::read(&rig.image).expect("the image");
+    // Something goes home, and is not held from then on.
+    rig.journals.disk(0).counters.home_bytes_to_storage.fetch_add(BLOCK, std::sync::atomic::Ordering::SeqCst);
+    rig.journals.tick(0);
+    rig.journals.tick(0);
+    let (image, left) = rig.die();
+    let newer = std::fs::read(&image).expect("the image");
+    for (start, log_at) in &logs {
+        let mark_at = log_at[0] as usize;
+        assert!(older[mark_at..][..BLOCK as usize] != newer[mark_at..][..BLOCK as usize], "its mark goes on");
+        let mut bytes = newer.clone();
+        let part = *start as usize..(start + FILE_SYSTEM_BLOCKS * BLOCK) as usize;
+        bytes[part.clone()].copy_from_slice(&older[part]);
+        std::fs::write(&image, &bytes).expect("restored");
+        let outcome = finish_directory(&left, std::slice::from_ref(&image)).expect("a good directory");
+        assert!(outcome.finished.is_empty(), "{:?}", outcome.finished);
+        assert_eq!(outcome.failed.len(), 2);
+        for failed in &outcome.failed {
+            let (error, sentence) = (&failed.error, failed.error.to_string());
+            assert!(matches!(error, FinishError::Refused(_)) && sentence.contains("an older copy"), "{sentence}");
+        }
+        assert!(std::fs::read(&image).expect("the image") == bytes, "something was changed");
+    }
+    std::fs::write(&image, &newer).expect("restored");
+    let outcome = finish_directory(&left, std::slice::from_ref(&image)).expect("a good directory");
+    assert!(outcome.failed.is_empty() && outcome.finished.len() == 2, "{outcome:?}");
+    let bytes = std::fs::read(&image).expect("the image");
+    for (seed, (start, _)) in logs.iter().enumerate() {
+        let home = &bytes[(start + block * BLOCK) as usize..][..BLOCK as usize];
+        assert!(home == content(seed as u8), "it is home");
+    }
+}
+
 #[test]
 fn an_image_that_was_opened_again_is_not_the_one_that_is_held() {
     let mut rig = Rig::new();

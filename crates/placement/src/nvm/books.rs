@@ -3,6 +3,7 @@
 use super::mark::{Standing, standing};
 use crate::stored::{Says, Stored};
 use jbd2::Superblock;
+use nvm_journal::{Found, Owner};
 
 /// What a region of NVM knows of the log that it has.
 #[derive(Clone, Copy, Debug)]
@@ -17,6 +18,8 @@ pub(crate) struct RegionBooks {
     pub sequence: u32,
     /// It says that all of the log is in the journal's own place, for its guest's own kernel ([`crate::nvm`], `distrusted`).
     pub is_left: bool,
+    /// All that it holds is at home. Known only where the log is empty on storage, and an error of it is not said.
+    pub is_home: bool,
 }
 
 /// What storage means to a region.
@@ -48,6 +51,24 @@ pub(crate) enum RegionWhy {
 }
 
 impl RegionBooks {
+    /// Those of a region as it was found, of which it is not known what is at home.
+    pub fn new(found: &Found, owner: &Owner) -> Self {
+        RegionBooks {
+            journal: owner.journal,
+            mark_checksum: owner.mark_checksum,
+            owes: found.owes(),
+            sequence: found.sequence,
+            is_left: owner.is_left,
+            is_home: false,
+        }
+    }
+
+    /// Whether the region gives way to another one of the disk that has the log, if there is one. It was claimed for an opening of the log that
+    /// failed, with all that was tried to undo that: it holds nothing, and storage does not say, or no more, that the log is in this one.
+    pub fn yields(&self, verdict: Result<RegionVerdict, RegionWhy>) -> bool {
+        !self.owes && matches!(verdict, Ok(RegionVerdict::OwesNothing) | Err(RegionWhy::OtherRegion))
+    }
+
     /// What storage means to the region. The first row that fits counts:
     ///
     /// | row | storage | verdict |
@@ -59,7 +80,7 @@ impl RegionBooks {
     /// | 4a | its journal, with the mark of distrust, and the region says that the log was left in its own place | owes nothing |
     /// | 5 | anything else, and the region holds nothing that is not at home | owes nothing |
     /// | 6 | another UUID | refused: another journal |
-    /// | 7 | empty without an error, two past the region's last transaction | emptied: a recovery was cut off after its last write |
+    /// | 7 | empty without an error, two past the region's last transaction, and all that the region holds is at home | emptied: a recovery was cut off after its last write |
     /// | 8 | anything else | refused: another epoch |
     ///
     /// # Errors
@@ -88,7 +109,8 @@ impl RegionBooks {
             return Err(RegionWhy::OtherJournal);
         }
         let is_emptied = matches!(stored.live_from(), Ok(None));
-        if is_emptied && superblock.sequence == self.sequence.wrapping_add(2) {
+        // A clone of the disk may stand at that number as well.
+        if is_emptied && self.is_home && superblock.sequence == self.sequence.wrapping_add(2) {
             return Ok(RegionVerdict::Emptied);
         }
         Err(RegionWhy::OtherEpoch)

@@ -461,6 +461,19 @@ impl Keeper for InRegion {
         self.work().take_up(log, raw)
     }
 
+    fn why_on_storage(&self, log: &Log) -> Option<String> {
+        let work = self.work();
+        let is_captured = work.slot.is_some_and(|slot| matches!(*self.nvm.lock(slot), State::Held(_)));
+        if is_captured || !log.is_open() {
+            return None;
+        }
+        let reason = work.why_none.as_deref().unwrap_or("it was there when this worker came");
+        Some(format!(
+            "the journal of the file system at byte {} is written to its own place on storage, until its file system is next unmounted: {reason}",
+            log.place.home_start
+        ))
+    }
+
     fn blocks_owed(&self, _log: &Log) -> Option<u64> {
         self.with(|_, state| match state {
             State::Held(captured) => Some(captured.journal.len() as u64),

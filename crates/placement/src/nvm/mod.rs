@@ -360,7 +360,7 @@ impl NvmDisk {
     /// Brings home what an earlier process left in its regions for this image. What was done is in `brought`, also where a later one failed.
     ///
     /// # Errors
-    /// [`Error::Refused`] when a region holds blocks of something else, or is damaged: nothing was changed for what that one has.
+    /// [`Error::Refused`] when a region holds blocks of something else, or is damaged: nothing was changed, for none of them.
     pub fn finish_earlier(&self, image: &Image, brought: &mut Vec<NvmFinished>) -> Result<(), Error> {
         recover::recover_regions(self.states(), &self.options.path, &recover::unlogged(image)?, brought)
     }
@@ -384,24 +384,28 @@ impl NvmDisk {
     /// # Errors
     /// When writing fails: the region is as it was, and this can be called again.
     fn recover(&self, slot: Option<usize>, home: &LoggedFile) -> Result<Option<Report>, Error> {
-        let (mut result, mut notes) = (None, None::<Notes>);
-        for index in (0..self.slots.len()).filter(|index| slot.is_none_or(|slot| slot == *index)) {
-            let mut state = self.lock(index);
-            match std::mem::replace(&mut *state, State::Failed) {
-                State::Held(captured) if slot.is_some() => {
-                    self.counters.add_journal(&captured.journal.counters());
-                    notes = Some(captured.notes);
-                    *state = State::Idle(captured.journal.into_medium());
-                }
-                other => *state = other,
+        let path = &self.options.path;
+        let Some(slot) = slot else {
+            let idle: Vec<_> = self.states().filter(|state| matches!(**state, State::Idle(_))).collect();
+            let mut brought = Vec::new();
+            recover::recover_idle(idle, path, home, &mut brought)?;
+            return Ok(brought.pop().map(|finished| finished.recovery));
+        };
+        let mut notes = None::<Notes>;
+        let mut state = self.lock(slot);
+        match std::mem::replace(&mut *state, State::Failed) {
+            State::Held(captured) => {
+                self.counters.add_journal(&captured.journal.counters());
+                notes = Some(captured.notes);
+                *state = State::Idle(captured.journal.into_medium());
             }
-            let State::Idle(medium) = &mut *state else { continue };
-            let finished = recover::recover_medium(medium, &self.options.path, home)?;
-            // Until then a worker that dies is followed by one that recovers as well.
-            notes.iter_mut().for_each(Notes::remove);
-            result = finished.map(|finished| finished.recovery).or(result);
+            other => *state = other,
         }
-        Ok(result)
+        let State::Idle(medium) = &mut *state else { return Ok(None) };
+        let finished = recover::recover_medium(medium, path, home)?;
+        // Until then a worker that dies is followed by one that recovers as well.
+        notes.iter_mut().for_each(Notes::remove);
+        Ok(finished.map(|finished| finished.recovery))
     }
 
     /// Has everything in the regions go home soon.

@@ -17,13 +17,14 @@ use crate::scan::{FoundLogPlace, internal_place};
 use extfs::{FileSystem, Journal as JournalOf, ReadAt, SUPERBLOCK_OFFSET};
 use jbd2::build::{LogBuilder, Transaction};
 use jbd2::{Content, Format, LogRead, Superblock, SuperblockEdit};
-use nvm_journal::medium::{Medium, MediumFile, OpenOptions};
+use nvm_journal::medium::{Medium, MediumFile, OpenOptions, RegionChoice};
 use nvm_journal::{Found, Header, Owner};
 use recovery::{Access, Disk as Image, Error, HomeBounds, HomeWriter, JournalPlace, LogBounds, Report, Status};
 use std::convert::Infallible;
+use std::io;
 use std::ops::DerefMut;
 use std::path::Path;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use write_log::LoggedFile;
 
 /// Bytes that are written home in one piece at most.
@@ -59,7 +60,21 @@ enum Stored {
     Left,
     /// Nothing is owed: a recovery was cut off after its last write, or nothing was ever committed.
     NothingOwed(&'static str),
+    /// Nothing is owed, and another region has the log: this one was claimed for an opening that failed. Where no other region of the disk has
+    /// it, that one is missing.
+    Claimed,
 }
+
+impl Stored {
+    /// Whether the log is in the region by what storage says.
+    fn has_log(&self) -> bool {
+        matches!(self, Stored::Marked | Stored::Left)
+    }
+}
+
+/// Why a region is refused where the log is in another one.
+const IN_ANOTHER: &str =
+    "the journal of this disk is in another region, or was when the disk was copied; give that one";
 
 /// Recovers an image from a region. Nothing when the region holds nothing.
 ///
@@ -68,27 +83,62 @@ enum Stored {
 /// another opening of its journal. [`Error::Failed`] when reading or writing failed; it can be run again.
 pub fn recover_image(image: &Image, options: OpenOptions, access: Access) -> Result<Option<NvmFinished>, Error> {
     let path = options.path.clone();
+    let home = unlogged(image)?;
+    let others = options.clone();
     if access == Access::Write {
         let file = MediumFile::open(options).map_err(region_error(&path))?;
         let medium: Region = Box::new(file.map().map_err(region_error(&path))?);
-        let home = unlogged(image)?;
         if Found::read(medium.bytes()).map_err(region_error(&path))?.is_none() {
             // A start makes the file that it names, and whether it may be one is seen when a log is opened; a person's path may be a wrong one.
             return of_nothing(medium.bytes(), &path, &home);
         }
+        refuse_older_by_others(&others, &home)?;
         let mut brought = Vec::new();
         recover_regions(std::iter::once(&mut State::Idle(medium)), &path, &home, &mut brought)?;
         return Ok(brought.pop());
     }
     let view = MediumFile::look(options).and_then(MediumFile::map_for_reading).map_err(region_error(&path))?;
-    let home = unlogged(image)?;
     if Found::read(view.bytes()).map_err(region_error(&path))?.is_none() {
         return of_nothing(view.bytes(), &path, &home);
     }
-    let Some(judged) = Judged::new(view.bytes(), &path, &home)? else {
+    refuse_older_by_others(&others, &home)?;
+    let Some(judged) = Judged::alone(view.bytes(), &path, &home)? else {
         return refuse_without_region(&path, &home).map(|()| None);
     };
     Ok(Some(NvmFinished { offset: judged.owner.home_start, recovery: judged.report() }))
+}
+
+/// A person names one region, and the disk may have others in the same file or device. An image that is an older copy by one of those is so for this
+/// one, whose mark may be the same on both. They are looked at, whoever uses them; one that cannot be read says nothing.
+///
+/// # Errors
+/// A refusal, where one of them says so.
+fn refuse_older_by_others(options: &OpenOptions, home: &LoggedFile) -> Result<(), Error> {
+    let RegionChoice { index: named, count } = options.region;
+    for index in (0..count).filter(|index| *index != named) {
+        let choice = RegionChoice { index, count };
+        let other = OpenOptions { region: choice, create_bytes: None, ..options.clone() };
+        let Ok(view) = MediumFile::look(other).and_then(MediumFile::map_for_reading) else { continue };
+        if is_older_by(view.bytes(), home) == Some(true) {
+            return Err(Error::Refused(format!(
+                "{}: region {choice} of it says that this image is an older copy, a snapshot or a backup, of the disk that had its journals here, so \
+                 what region {named}/{count} holds must not be brought home to it either: give the true image; nothing was changed",
+                options.path.display()
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// Whether an image is an older copy by what a region says. Nothing where that says nothing of it.
+fn is_older_by(region: &[u8], home: &LoggedFile) -> Option<bool> {
+    let found = Found::read(region).ok()??;
+    let owner = found.owner.as_ref()?;
+    let place = place_of(home, owner).ok()??;
+    let superblock = read_superblock(home, &place).ok()?;
+    let raw = &superblock[..jbd2::SUPERBLOCK_BYTES];
+    let on_storage = Superblock::decode(raw).ok()?;
+    Some(RegionBooks::new(&found, owner).judge(raw, &on_storage) == Err(RegionWhy::OlderImage))
 }
 
 /// Bytes of a region's superblock and of the headers behind it: where anything was ever put into one, something is there.
@@ -109,8 +159,9 @@ pub(super) fn unlogged(image: &Image) -> Result<LoggedFile, Error> {
     LoggedFile::unlogged(image.file()).map_err(|source| Error::Failed { what: "opening the image".to_owned(), source })
 }
 
-/// Brings home what the regions of one disk hold for the file systems on `home`, one after the other, and gives them back: for whoever finishes
-/// what an earlier process left, a start as well as a person. What was done is in `brought`, also where a later one failed.
+/// Brings home what the regions of one disk hold for the file systems on `home`, and gives them back: for whoever finishes what an earlier
+/// process left, a start as well as a person. An image on which one of them must not be brought home is the wrong one for all: each is judged
+/// before anything is done for any. What was done is in `brought`, also where a later one failed.
 ///
 /// # Errors
 /// As [`recover_medium`]; and a refusal where none of them holds anything, and the disk says that its journal is in one.
@@ -120,46 +171,83 @@ pub(super) fn recover_regions<R: DerefMut<Target = State>>(
     home: &LoggedFile,
     brought: &mut Vec<NvmFinished>,
 ) -> Result<(), Error> {
-    let before = brought.len();
-    for mut region in regions {
-        // What a guest of this process has was left by nobody.
-        let State::Idle(medium) = &mut *region else { return Ok(()) };
-        brought.extend(recover_medium(medium, path, home)?);
+    let regions: Vec<R> = regions.collect();
+    // What a guest of this process has was left by nobody.
+    if regions.iter().any(|region| !matches!(**region, State::Idle(_))) {
+        return Ok(());
     }
+    let before = brought.len();
+    recover_idle(regions, path, home, brought)?;
     if brought.len() > before { Ok(()) } else { refuse_without_region(path, home) }
 }
 
-/// Brings home what a region holds for the file system on `home`, and gives the region back.
+/// The same of those regions that nobody of this process has.
+///
+/// # Errors
+/// As [`recover_medium`].
+pub(super) fn recover_idle<R: DerefMut<Target = State>>(
+    mut regions: Vec<R>,
+    path: &Path,
+    home: &LoggedFile,
+    brought: &mut Vec<NvmFinished>,
+) -> Result<(), Error> {
+    let mut judged: Vec<(&mut Region, Judged)> = Vec::new();
+    for region in &mut regions {
+        let State::Idle(medium) = &mut **region else { continue };
+        if let Some(one) = Judged::new(medium.bytes(), path, home)? {
+            judged.push((medium, one));
+        }
+    }
+    refuse_together(&judged, path)?;
+    // What was claimed for nothing is given back when storage has what the other one held, durably.
+    judged.sort_by_key(|(_, one)| !one.stored.has_log());
+    let before = brought.len();
+    for (medium, one) in judged {
+        // A region may have been given back for which nothing had to be written.
+        let finished = one.carry_out(medium, path, home).map_err(|error| error.after(brought.len() > before))?;
+        brought.push(finished);
+    }
+    Ok(())
+}
+
+/// What cannot be of regions of one disk. Of two that have the same journal one is a copy of the other, and which of them the disk was used with
+/// cannot be told. And where storage says that a journal is in another region, one of these has to have it.
+///
+/// # Errors
+/// A refusal, where it is so.
+fn refuse_together(judged: &[(&mut Region, Judged)], path: &Path) -> Result<(), Error> {
+    let shown = path.display();
+    for (index, (_, one)) in judged.iter().enumerate() {
+        let is_same = |owner: &Owner| owner.home_start == one.owner.home_start && owner.journal == one.owner.journal;
+        let mut others = judged.iter().enumerate().filter(|(other, _)| *other != index).map(|(_, (_, other))| other);
+        let is_elsewhere = others.any(|other| other.stored.has_log() && is_same(&other.owner));
+        if one.stored == Stored::Claimed && !is_elsewhere {
+            return Err(Error::Refused(format!("{shown}: {IN_ANOTHER}; nothing was changed")));
+        }
+        if one.stored.has_log() && is_elsewhere {
+            return Err(Error::Refused(format!(
+                "{shown}: two of its regions say that they have the journal of the file system at byte {} of the disk, so one of them is a copy: \
+                 give the true one alone; nothing was changed",
+                one.owner.home_start
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// Brings home what a region holds for the file system on `home`, and gives the region back. Nothing where it holds nothing.
+///
+/// # Errors
+/// As [`recover_image`].
 pub(crate) fn recover_medium(
     medium: &mut Region,
     path: &Path,
     home: &LoggedFile,
 ) -> Result<Option<NvmFinished>, Error> {
-    let started = Instant::now();
-    if Found::read(medium.bytes()).map_err(region_error(path))?.is_none() {
-        // Never formatted: whether it may be is seen when a log is opened.
-        return Ok(None);
+    match Judged::alone(medium.bytes(), path, home)? {
+        Some(judged) => judged.carry_out(medium, path, home).map(Some),
+        None => Ok(None),
     }
-    let Some(judged) = Judged::new(medium.bytes(), path, home)? else { return Ok(None) };
-    let mut report = judged.report();
-    let mut carry_out = || {
-        match judged.stored {
-            Stored::Marked => {
-                judged.decide(medium, path, home)?;
-                judged.write_home(medium.bytes(), home)?;
-                let finished = judged.finish(medium.bytes(), home)?;
-                report.status = report.status.max(finished.status);
-                report.notes.extend(finished.notes);
-            }
-            Stored::Left => judged.leave(home)?,
-            Stored::NothingOwed(_) => {}
-        }
-        nvm_journal::forget(medium).map_err(region_error(path))
-    };
-    // A journal that is another one by now is found out when its blocks are home, for one.
-    carry_out().map_err(|error: Error| error.after(home.has_written()))?;
-    report.seconds = started.elapsed().as_secs_f64();
-    Ok(Some(NvmFinished { offset: judged.owner.home_start, recovery: report }))
 }
 
 /// Where a region holds nothing, the disk must not say that its journal is in one: that is another, or it was lost.
@@ -195,15 +283,28 @@ struct Judged {
     stored: Stored,
     /// What the last transaction counts on, and whether that is so; nothing where it just counts.
     condition: Option<(Condition, Outcome)>,
+    /// How long it took to find that out.
+    judging: Duration,
 }
 
 impl Judged {
+    /// The same of a region that is looked at by itself.
+    fn alone(region: &[u8], path: &Path, home: &LoggedFile) -> Result<Option<Self>, Error> {
+        let judged = Self::new(region, path, home)?;
+        match judged {
+            Some(Judged { stored: Stored::Claimed, .. }) => {
+                Err(Error::Refused(format!("{}: {IN_ANOTHER}; nothing was changed", path.display())))
+            }
+            judged => Ok(judged),
+        }
+    }
+
+    /// Nothing where the region holds nothing.
     fn new(region: &[u8], path: &Path, home: &LoggedFile) -> Result<Option<Self>, Error> {
+        let started = Instant::now();
         let shown = path.display();
-        let mut found = match Found::read(region).map_err(region_error(path))? {
-            Some(found) => found,
-            None => return Err(Error::Refused(format!("{shown} is no NVM region of amberlog's"))),
-        };
+        // One that was never made one: whether it may be is seen when a log is opened.
+        let Some(mut found) = Found::read(region).map_err(region_error(path))? else { return Ok(None) };
         let Some(owner) = found.owner.clone() else { return Ok(None) };
         found.verify(region).map_err(region_error(path))?;
         let refuse = |reason: String| Error::Refused(format!("{shown}: {reason}; nothing was changed"));
@@ -232,7 +333,11 @@ impl Judged {
         let damaged = |error: jbd2::SuperblockError| refuse(format!("the journal superblock in the region: {error}"));
         let (_, format) = Superblock::parse(&owner.attachment).map_err(damaged)?;
         let mut superblock = read_superblock(home, &place)?;
-        let stored = stored(&superblock, &owner, &found).map_err(refuse)?;
+        let raw = &superblock[..jbd2::SUPERBLOCK_BYTES];
+        let on_storage = Superblock::decode(raw).map_err(|error| refuse(error.to_string()))?;
+        let books = books(&found, &owner, region, &on_storage, home)
+            .map_err(|source| Error::Failed { what: "reading what may have been written home".to_owned(), source })?;
+        let stored = stored(&books, raw, &on_storage, &owner).map_err(refuse)?;
         superblock[..owner.attachment.len()].copy_from_slice(&owner.attachment);
         let bounds = bounds(&place);
         let mut condition = None;
@@ -257,7 +362,32 @@ impl Judged {
                 "the region holds a version of block {outside}, which is outside the file system or in its journal"
             )));
         }
-        Ok(Some(Judged { found, owner, place, superblock, format, stored, condition }))
+        let judging = started.elapsed();
+        Ok(Some(Judged { found, owner, place, superblock, format, stored, condition, judging }))
+    }
+
+    /// Does what is to be done: brings home what the region holds, and gives it back.
+    fn carry_out(self, medium: &mut Region, path: &Path, home: &LoggedFile) -> Result<NvmFinished, Error> {
+        let started = Instant::now();
+        let mut report = self.report();
+        let mut steps = || {
+            match self.stored {
+                Stored::Marked => {
+                    self.decide(medium, path, home)?;
+                    self.write_home(medium.bytes(), home)?;
+                    let finished = self.finish(medium.bytes(), home)?;
+                    report.status = report.status.max(finished.status);
+                    report.notes.extend(finished.notes);
+                }
+                Stored::Left => self.leave(home)?,
+                Stored::NothingOwed(_) | Stored::Claimed => {}
+            }
+            nvm_journal::forget(medium).map_err(region_error(path))
+        };
+        // A journal that is another one by now is found out when its blocks are home, for one.
+        steps().map_err(|error: Error| error.after(home.has_written()))?;
+        report.seconds = (self.judging + started.elapsed()).as_secs_f64();
+        Ok(NvmFinished { offset: self.owner.home_start, recovery: report })
     }
 
     /// Has the last transaction count, or not, for whoever comes after this.
@@ -279,6 +409,10 @@ impl Judged {
     fn report(&self) -> Report {
         match self.stored {
             Stored::NothingOwed(note) => return Report::of(Status::Clean).with_note(note),
+            Stored::Claimed => {
+                return Report::of(Status::Clean)
+                    .with_note("the region was claimed for a journal that is in another one; it is given back");
+            }
             Stored::Left => return Report::of(Status::Materialised).with_note(LEFT_TO_THE_GUEST),
             Stored::Marked => {}
         }
@@ -466,18 +600,48 @@ fn is_journal(home: &LoggedFile, place: &FoundLogPlace, uuid: &[u8; 16]) -> Resu
     Ok(Superblock::decode(&block).is_ok_and(|superblock| superblock.uuid == *uuid))
 }
 
-/// Whether the journal superblock on storage is the one of the region's epoch.
-fn stored(block: &[u8], owner: &Owner, found: &Found) -> Result<Stored, String> {
-    let raw = &block[..jbd2::SUPERBLOCK_BYTES];
-    let on_storage = Superblock::decode(raw).map_err(|error| error.to_string())?;
-    let books = RegionBooks {
-        journal: owner.journal,
-        mark_checksum: owner.mark_checksum,
-        owes: found.owes(),
-        sequence: found.sequence,
-        is_left: owner.is_left,
+/// What a region knows of the log that it has, and whether that is at home where the answer tells a recovery that was cut off.
+///
+/// # Errors
+/// When what is at home cannot be read.
+pub(super) fn books(
+    found: &Found,
+    owner: &Owner,
+    region: &[u8],
+    on_storage: &Superblock,
+    home: &LoggedFile,
+) -> io::Result<RegionBooks> {
+    let is_empty = on_storage.is_empty() && on_storage.errno == 0;
+    let is_home = is_empty && is_all_home(found, owner, region, home)?;
+    Ok(RegionBooks { is_home, ..RegionBooks::new(found, owner) })
+}
+
+/// Whether what a region holds is at home, but for the file system's superblock, which a recovery goes on to change. What the last transaction
+/// counts on is decided by then.
+fn is_all_home(found: &Found, owner: &Owner, region: &[u8], home: &LoggedFile) -> io::Result<bool> {
+    let block_bytes = u64::from(found.geometry.block_bytes);
+    let place = |block: u64| {
+        let offset = block.checked_mul(block_bytes).and_then(|bytes| bytes.checked_add(owner.home_start));
+        offset.filter(|offset| i64::try_from(*offset).is_ok())
     };
-    match books.judge(raw, &on_storage) {
+    let mut at_home = vec![0; found.geometry.block_bytes as usize];
+    for (block, header) in found.latest.iter().filter(|(block, _)| **block != SUPERBLOCK_OFFSET / block_bytes) {
+        let Some(offset) = place(*block) else { return Ok(false) };
+        match home.read_exact_at(&mut at_home, offset) {
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(false),
+            read => read?,
+        }
+        if at_home != found.content(region, header) {
+            return Ok(false);
+        }
+    }
+    Ok(found.prepared.is_none())
+}
+
+/// Whether the journal superblock on storage is the one of the region's epoch.
+fn stored(books: &RegionBooks, raw: &[u8], on_storage: &Superblock, owner: &Owner) -> Result<Stored, String> {
+    let verdict = books.judge(raw, on_storage);
+    match verdict {
         Ok(RegionVerdict::Marked) => return Ok(Stored::Marked),
         Ok(RegionVerdict::Left) => return Ok(Stored::Left),
         Ok(RegionVerdict::OwesNothing) => {
@@ -499,12 +663,8 @@ fn stored(block: &[u8], owner: &Owner, found: &Found) -> Result<Stored, String> 
                     .to_owned(),
             );
         }
-        Err(RegionWhy::OtherRegion) => {
-            return Err(
-                "the journal of this disk is in another region, or was when the disk was copied; give that one"
-                    .to_owned(),
-            );
-        }
+        Err(RegionWhy::OtherRegion) if books.yields(verdict) => return Ok(Stored::Claimed),
+        Err(RegionWhy::OtherRegion) => return Err(IN_ANOTHER.to_owned()),
         Err(RegionWhy::OtherJournal) => {
             return Err("the region belongs to another journal (the UUIDs differ)".to_owned());
         }

@@ -306,7 +306,7 @@ impl Work {
         let format = match judge(log, superblock) {
             Ok(format) => format,
             Err(reason) => {
-                self.kept_on_storage(log, &reason);
+                self.kept_on_storage(log, reason);
                 return Ok(false);
             }
         };
@@ -324,7 +324,7 @@ impl Work {
         let slot = match self.nvm.free_slot(place.log_blocks, place.block_bytes) {
             Ok(slot) => slot,
             Err(reason) => {
-                self.kept_on_storage(log, &reason);
+                self.kept_on_storage(log, reason);
                 return Ok(false);
             }
         };
@@ -395,7 +395,7 @@ impl Work {
             notes,
             resent: HashMap::new(),
         }));
-        self.slot = Some(slot);
+        (self.slot, self.why_none) = (Some(slot), None);
         if !log.is_distrusted() {
             self.watch.opened(place, superblock);
         }
@@ -405,12 +405,13 @@ impl Work {
         Ok(true)
     }
 
-    fn kept_on_storage(&self, log: &Log, reason: &str) {
+    fn kept_on_storage(&mut self, log: &Log, reason: String) {
         log::warn!(
             "disk {}: the journal of the file system at byte {} is written to its own place on storage: {reason}",
             self.name(),
             log.place.home_start
         );
+        self.why_none = Some(reason);
     }
 
     /// Takes a log that is being closed one step on.

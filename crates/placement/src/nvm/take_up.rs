@@ -3,12 +3,15 @@
 //!
 //! Whose a region is, and what storage says of it, means this; the first row that fits counts, anything else is refused:
 //!
-//! | row | region | storage ([`RegionBooks::judge`]) | notes | the worker died |
+//! | row | region | storage ([`super::books::RegionBooks::judge`]) | notes | the worker died |
 //! |---|---|---|---|---|
 //! | 1 | no log's | not in a region | | while the log was closed, or lived elsewhere: as storage says |
 //! | 2 | this log's | its mark | of this opening, and they agree with the region | while the log was open: it is |
 //! | 3 | this log's; it was left | its mark, or that of distrust | | while it left for its own place: it is there |
 //! | 4 | this log's | owes nothing, or emptied | | while it was opened, closed, handed over or recovered: as storage says |
+//!
+//! A region of this log's that holds nothing, and of which storage says nothing, gives way to the one that the log is in ([`super::books::RegionBooks::yields`]), and is
+//! given back with the rest.
 //!
 //! In row 2 a transaction that the guest was told of before the flush of its appends ([`super::acknowledged`]) is made durable and counts, before the notes are
 //! compared with the region: they say so already. The mark is made durable, in case the worker died before its flush of it had ended: what is committed counts on it. In rows 3
@@ -20,13 +23,14 @@
 //! Failure story: what does not agree is refused with a sentence, and region, notes and storage mean what they meant. The worker that follows
 //! may be killed at any point of this: notes are written anew before anything is done to the log.
 
-use super::books::{RegionBooks, RegionVerdict};
+use super::books::{RegionVerdict, RegionWhy};
 use super::captured::Captured;
 use super::condition::Condition;
 use super::coverage::Coverage;
 use super::log_stream::LogStream;
 use super::mark::{self, Mark, Marks};
 use super::notes::{FoundNotes, Noted, Notes, Rest};
+use super::recover::books;
 use super::superblock::copies_max;
 use super::versions::{AtHome, Held, HomeState};
 use super::work::Work;
@@ -46,24 +50,52 @@ fn refused(what: impl Into<String>) -> io::Error {
     io::Error::other(what.into())
 }
 
+/// A region that says it is a log's.
+struct OfLog {
+    slot: usize,
+    found: Found,
+    owner: Owner,
+    /// What storage means to it.
+    verdict: Result<RegionVerdict, RegionWhy>,
+}
+
 impl NvmDisk {
-    /// Which region is this log's, and what it says.
-    fn slot_of(&self, log: &Log, journal: &[u8; 16]) -> io::Result<Option<(usize, Found, Owner)>> {
-        let mut of_log = None;
-        for (index, slot) in self.slots.iter().enumerate() {
-            let state = slot.state.lock().expect("no panic under this lock");
+    /// Which region is this log's, and those that give way to it.
+    fn slots_of(&self, log: &Log, raw: &Mark, superblock: &Superblock) -> io::Result<(Option<OfLog>, Vec<usize>)> {
+        let (mut of_log, mut yielding): (Option<OfLog>, Vec<OfLog>) = (None, Vec::new());
+        for (slot, state) in self.states().enumerate() {
             let State::Idle(medium) = &*state else { continue };
             let Some(found) = Found::read(medium.bytes()).map_err(io::Error::other)? else { continue };
             let Some(owner) = found.owner.clone() else { continue };
-            if owner.home_start != log.place.home_start || owner.journal != *journal {
+            if owner.home_start != log.place.home_start || owner.journal != superblock.uuid {
                 continue;
             }
-            if of_log.replace((index, found, owner)).is_some() {
+            let books = books(&found, &owner, medium.bytes(), superblock, &log.home.file)?;
+            let verdict = books.judge(raw, superblock);
+            let one = OfLog { slot, found, owner, verdict };
+            if books.yields(verdict) {
+                yielding.push(one);
+            } else if of_log.replace(one).is_some() {
                 return Err(refused("two regions of NVM say that they have it"));
             }
         }
-        Ok(of_log)
+        // Where none has it, one is as good as another.
+        let of_log = of_log.or_else(|| yielding.pop());
+        Ok((of_log, yielding.into_iter().map(|one| one.slot).collect()))
     }
+}
+
+/// Settles what is to be settled, and then makes these regions, which hold nothing, nobody's.
+fn with_yielding(nvm: Arc<NvmDisk>, settle: ToSettle, yielding: Vec<usize>) -> ToSettle {
+    Box::new(move || {
+        settle()?;
+        for slot in yielding {
+            if let State::Idle(medium) = &mut *nvm.lock(slot) {
+                nvm_journal::forget(medium).map_err(io::Error::other)?;
+            }
+        }
+        Ok(())
+    })
 }
 
 /// Makes durable what storage says, and then a region nobody's.
@@ -103,7 +135,8 @@ impl Work {
         let nvm = Arc::clone(&self.nvm);
         let superblock = Superblock::decode(raw).map_err(io::Error::other)?;
         let says = Stored::read(raw).says;
-        let Some((slot, found, owner)) = nvm.slot_of(log, &superblock.uuid)? else {
+        let (of_log, yielding) = nvm.slots_of(log, raw, &superblock)?;
+        let Some(OfLog { slot, found, owner, verdict }) = of_log else {
             return match says {
                 Says::Nvm(_) => {
                     Err(refused("storage says that a region of NVM has it, and no region of the disk does"))
@@ -111,37 +144,28 @@ impl Work {
                 _ => Ok((TakenUp::AsStored, None)),
             };
         };
-        let books = RegionBooks {
-            journal: owner.journal,
-            mark_checksum: owner.mark_checksum,
-            owes: found.owes(),
-            sequence: found.sequence,
-            is_left: owner.is_left,
-        };
-        let verdict = books.judge(raw, &superblock).map_err(|why| {
+        let verdict = verdict.map_err(|why| {
             refused(format!(
                 "its region of NVM owes {} blocks, and storage is not as that knows it ({why:?})",
                 found.latest.len()
             ))
         })?;
-        match verdict {
-            RegionVerdict::Marked => {
-                let to_settle = self.take_up_open(log, slot, owner, raw)?;
-                Ok((TakenUp::Open, Some(to_settle)))
-            }
+        let (taken_up, settle) = match verdict {
+            RegionVerdict::Marked => (TakenUp::Open, self.take_up_open(log, slot, owner, raw)?),
             RegionVerdict::Left => {
                 let from = Superblock::decode(&owner.attachment).map_err(io::Error::other)?.sequence;
-                let settle = give_back(nvm, slot, log.clone(), Some(owner.attachment.to_vec()));
-                Ok((TakenUp::Left(from), Some(settle)))
+                let settle = give_back(Arc::clone(&nvm), slot, log.clone(), Some(owner.attachment.to_vec()));
+                (TakenUp::Left(from), settle)
             }
             RegionVerdict::OwesNothing | RegionVerdict::Emptied => {
                 let taken_up = match says {
                     Says::LeftToGuest(tail) if owner.is_left => TakenUp::Left(tail.sequence),
                     _ => TakenUp::AsStored,
                 };
-                Ok((taken_up, Some(give_back(nvm, slot, log.clone(), None))))
+                (taken_up, give_back(Arc::clone(&nvm), slot, log.clone(), None))
             }
-        }
+        };
+        Ok((taken_up, Some(with_yielding(nvm, settle, yielding))))
     }
 
     /// Row 2.

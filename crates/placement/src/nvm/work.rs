@@ -34,6 +34,8 @@ pub(super) struct Work {
     pub(super) nvm: Arc<NvmDisk>,
     /// Which of the disk's regions it has.
     pub(super) slot: Option<usize>,
+    /// Why it has had none since it was opened last.
+    pub(super) why_none: Option<String>,
     pub(super) errands: HashMap<u64, Errand>,
     pub(super) next_errand: u64,
     pub(super) in_flight: InFlight,
@@ -73,6 +75,7 @@ impl Work {
             checkpoints: Checkpoints::new(nvm.checkpoints_asked()),
             nvm,
             slot: None,
+            why_none: None,
             errands: HashMap::new(),
             next_errand: 0,
             in_flight: InFlight::default(),

@@ -401,7 +401,14 @@ fn storage_is_judged_by_what_a_region_has() {
     let count = |count: u64| with_mark(Opening { count, ..OPENING });
     let mark = with_mark(OPENING);
     let mark_checksum = crate::nvm::mark_checksum(mark.first_chunk().expect("a block"));
-    let books = RegionBooks { journal: [7; 16], mark_checksum, owes: true, sequence: 90, is_left: false };
+    let books = RegionBooks {
+        journal: [7; 16],
+        mark_checksum,
+        owes: true,
+        sequence: 90,
+        is_left: false,
+        is_home: true,
+    };
     let nothing = RegionBooks { owes: false, ..books };
     let judge = |books: &RegionBooks, raw: &[u8]| {
         let raw = &raw[..jbd2::SUPERBLOCK_BYTES];
@@ -439,6 +446,8 @@ fn storage_is_judged_by_what_a_region_has() {
     // Row 6 to 8.
     assert_eq!(judge(&books, &other), Err(RegionWhy::OtherJournal));
     assert_eq!(judge(&books, &emptied(92, 0)), Ok(RegionVerdict::Emptied));
+    let is_not_home = RegionBooks { is_home: false, ..books };
+    assert_eq!(judge(&is_not_home, &emptied(92, 0)), Err(RegionWhy::OtherEpoch));
     for raw in [&emptied(91, 0), &emptied(93, 0), &emptied(92, -5), &before, &dropped] {
         assert_eq!(judge(&books, raw), Err(RegionWhy::OtherEpoch));
     }
@@ -464,6 +473,19 @@ fn storage_is_judged_by_what_a_region_has() {
         (&before, RegionWhy::OtherEpoch),
     ] {
         assert_eq!(judge(&left, raw), Err(why));
+    }
+    // One that holds nothing gives way to another, unless storage means this one.
+    for verdict in [Ok(RegionVerdict::OwesNothing), Err(RegionWhy::OtherRegion)] {
+        assert!(nothing.yields(verdict) && !books.yields(verdict) && !left.yields(verdict), "{verdict:?}");
+    }
+    for verdict in [
+        Ok(RegionVerdict::Marked),
+        Ok(RegionVerdict::Left),
+        Err(RegionWhy::OlderImage),
+        Err(RegionWhy::OlderRegion),
+        Err(RegionWhy::OtherEpoch),
+    ] {
+        assert!(!nothing.yields(verdict), "{verdict:?}");
     }
     // A region of an earlier amberlog, whose mark has no number.
     let plain = edited(&before, |edit| {
