@@ -5,7 +5,8 @@
 //! exactly while storage carries its mark.
 //!
 //! * Opened: on storage, as without us; then to the server as soon as it answers.
-//! * Closed: the guest's empty log is on storage, flushed, before the server may forget.
+//! * Closed: the guest's empty log is on storage, flushed, before the server may forget. Where that fails, storage may say that there is no
+//!   log: the mark is written once more before anything else is acknowledged.
 //! * To the server: everything live is sent and durable there; what is on its way to storage has ended; then the mark.
 //! * Back to storage (refusal, time-out, reset, full server, protocol error): everything live is written to its own place
 //!   and flushed; then the superblock, which replaces the mark; only then is anybody told of a commit.
@@ -259,6 +260,40 @@ impl Shared {
         let old = storage.may_be.len().saturating_sub(2);
         storage.may_be.drain(..old);
         Ok(())
+    }
+
+    /// The same; on return it is durable.
+    fn write_durably(&self, storage: &mut OnStorage, block: &[u8]) -> io::Result<()> {
+        let failed_flushes = self.medium.failed_flushes();
+        self.write_superblock(storage, block)?;
+        self.medium.sync_since(failed_flushes)
+    }
+
+    /// The guest has closed its log, and what says so is not known to be durable: the log goes on, with what storage said before. What is
+    /// acknowledged from now on would be lost beside a superblock that says that there is none, and nobody would ask the server.
+    fn stay_open(&self, storage: &mut OnStorage, (lineage, own): (Lineage, Nonce)) {
+        (storage.lineage, storage.own) = (lineage, own);
+        let (mode, epoch, nonce, superblock) = {
+            let state = self.lock();
+            (state.mode, state.epoch, state.nonce, state.mirror.superblock())
+        };
+        let said = match (mode, superblock) {
+            (Mode::Remote, Some(block)) => self.write_mark(storage, &block, epoch, nonce),
+            (Mode::Storage | Mode::Returning | Mode::Switching, Some(block)) => self.check(storage).and_then(|()| {
+                let mut block = block.to_vec();
+                storage.lineage.write_into(&mut block);
+                self.write_durably(storage, &block)
+            }),
+            // What is being completed on storage has its superblock written at the end, before anybody is told of a commit.
+            _ => return,
+        };
+        if let Err(error) = said {
+            log::error!(
+                "{}: the journal could be neither closed on storage nor opened there again: {error}; the guest's journal writes fail",
+                self.name
+            );
+            self.give_up(Taken::is(&error));
+        }
     }
 
     /// Marks the log on storage as the server's, from the tail on that `block` says. On return that is durable.
@@ -653,13 +688,15 @@ impl RemoteLog {
     /// goes to storage from now on is the guest's. On return that block is durable on storage.
     ///
     /// # Errors
-    /// When it cannot be written: the log is open as before.
+    /// When it cannot be written: the log is open as before, and storage says so once more; or, where it does not take that either, the
+    /// guest's journal writes fail from now on.
     pub fn close(&self, block: &[u8]) -> io::Result<()> {
         let shared = &self.shared;
         let mut block = block.to_vec();
         RemoteMark::remove_from(&mut block);
         {
             let mut storage = shared.on_storage();
+            let before = (storage.lineage, storage.own);
             // The server forgets when it hears of this; until then storage may still say that it has the log.
             if shared.lock().mode == Mode::Failed {
                 return Err(io::Error::other("the journal was taken by somebody else, or storage failed"));
@@ -667,9 +704,10 @@ impl RemoteLog {
             shared.unless_taken(shared.check(&storage))?;
             storage.counts_no_more();
             storage.lineage.write_into(&mut block);
-            let failed_flushes = shared.medium.failed_flushes();
-            shared.write_superblock(&mut storage, &block)?;
-            shared.medium.sync_since(failed_flushes)?;
+            if let Err(error) = shared.write_durably(&mut storage, &block) {
+                shared.stay_open(&mut storage, before);
+                return Err(error);
+            }
             shared.lock().close();
         }
         shared.tell();

@@ -1232,6 +1232,32 @@ fn a_log_that_storage_did_not_take_is_completed_when_it_does() {
     cluster.judge();
 }
 
+/// Storage takes neither the superblock with which a guest closes its log nor the one that says that it is open: nothing is acknowledged
+/// from then on, and what was is on the server, or is brought to storage when that is well again.
+#[test]
+fn a_log_that_can_neither_be_closed_nor_stay_open_fails() {
+    for is_settled in [false, true] {
+        let mut cluster = Cluster::new();
+        cluster.what = format!("settled: {is_settled}");
+        assert!(cluster.start(0));
+        cluster.wait_for(0, |mode| mode == Mode::Remote);
+        assert!(cluster.commit(0) && cluster.pass(0) && cluster.commit(0));
+        cluster.hosts[0].gate.lock().is_full = true;
+        let running = cluster.hosts[0].running.as_ref().expect("it runs");
+        let closed = Cluster::superblock_of(&running.superblock, (0, running.builder.sequence));
+        assert!(running.log.close(&closed).is_err(), "storage takes nothing");
+        assert_eq!(running.log.mode(), Mode::Failed);
+        assert!(!cluster.commit(0), "nobody could find it");
+        cluster.hosts[0].gate.lock().is_full = false;
+        if is_settled {
+            let first = cluster.hosts[0].running.take().expect("it runs");
+            first.log.settle().expect("storage is well");
+            assert!(!cluster.is_marked(), "it is on the server still");
+        }
+        cluster.judge();
+    }
+}
+
 /// Hosts come, are cut off and die, and images are copied and put back.
 fn walk(seed: u64) -> [u64; 4] {
     let mut random = Random(seed);
