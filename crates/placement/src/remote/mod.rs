@@ -329,6 +329,21 @@ impl Shared {
         self.disk.wake.wake();
     }
 
+    /// Of a log that nobody here has open: where storage says that it is on a server, another host has the disk, and nothing is written to
+    /// it here any more. A guest may put an image on its disk that has a mark: of that one it is known here.
+    fn leave_to_another(&self, storage: &OnStorage, found: &[u8]) -> io::Result<()> {
+        if !is_on_a_server(found) || storage.may_be.iter().any(|may_be| may_be == found) {
+            return Ok(());
+        }
+        log::error!(
+            "{}: the journal superblock on storage says that the journal is on a server, and that was not this host: somebody else \
+             has the disk, so nothing is written to it here any more; when the other has ended, start this VM anew",
+            self.name
+        );
+        self.give_up(true);
+        Err(Taken::error())
+    }
+
     /// Says what comes of an error while the guest writes a superblock.
     fn unless_taken<T>(&self, result: io::Result<T>) -> io::Result<T> {
         result.inspect_err(|error| {
@@ -350,6 +365,10 @@ impl Shared {
         DiskCounters::add(&self.disk.counters.journal_bytes_to_storage, content.len() as u64);
         Ok(())
     }
+}
+
+fn is_on_a_server(superblock: &[u8]) -> bool {
+    matches!(RemoteMark::read(superblock), MarkFound::Live(_) | MarkFound::Damaged)
 }
 
 /// One log that is shipped to a server.
@@ -619,8 +638,9 @@ impl RemoteLog {
         {
             let mut storage = shared.on_storage();
             let found = shared.read_superblock()?;
-            if shared.disk.is_taken() || matches!(RemoteMark::read(&found), MarkFound::Live(_) | MarkFound::Damaged) {
-                // What an earlier run left there was brought home before the guest began.
+            // What an earlier run left there was brought home before the guest began.
+            shared.leave_to_another(&storage, &found)?;
+            if shared.disk.is_taken() || is_on_a_server(&found) {
                 return Err(Taken::error());
             }
             *storage = OnStorage { lineage: Lineage::of_opened(&found), may_be: vec![found], own: Nonce::default() };
@@ -725,17 +745,7 @@ impl RemoteLog {
         let shared = &self.shared;
         let mut storage = shared.on_storage();
         let found = shared.read_superblock()?;
-        let is_on_a_server = matches!(RemoteMark::read(&found), MarkFound::Live(_) | MarkFound::Damaged);
-        // As in opening, it is nothing that an earlier run left; but a guest may put an image on its disk that has a mark.
-        if is_on_a_server && !storage.may_be.contains(&found) {
-            log::error!(
-                "{}: the journal superblock on storage says that the journal is on a server, and that was not this host: somebody else \
-                 has the disk, so nothing is written to it here any more; when the other has ended, start this VM anew",
-                shared.name
-            );
-            shared.give_up(true);
-            return Err(Taken::error());
-        }
+        shared.leave_to_another(&storage, &found)?;
         let Some(lineage) = Lineage::read(&found).filter(|lineage| Lineage::read(block) != Some(*lineage)) else {
             storage.may_be = std::iter::once(found).chain(block.get(..SUPERBLOCK_BYTES).map(<[u8]>::to_vec)).collect();
             return Ok(false);

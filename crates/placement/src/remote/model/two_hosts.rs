@@ -1181,6 +1181,14 @@ fn a_guest_that_had_the_disk_already_does_not_clear_anothers_mark() {
     }
     assert!(disk.is_taken(), "what it writes home would come over the log");
     drop(second);
+    // One that has replayed nothing, and opens the log at once.
+    let disk = open_disk(&cluster.path);
+    let third = cluster.attach(1, &disk);
+    let opened = Cluster::superblock_of(&marked, (1, decoded.sequence + 1));
+    let open = |log: &RemoteLog| log.open(&Superblock::decode(&opened).expect("a superblock"), &opened);
+    assert!(open(&third).is_err() && cluster.superblock() == marked, "the mark was changed");
+    assert!(disk.is_taken(), "it goes on writing to another's disk");
+    drop(third);
     // A guest that puts such an image on its own disk does with it what it likes.
     let own = Cluster::new();
     let disk = open_disk(&own.path);
@@ -1189,6 +1197,7 @@ fn a_guest_that_had_the_disk_already_does_not_clear_anothers_mark() {
         if !log.superblock_of_closed(block).expect("it is its own") {
             own.disk.file.write_all_at(block, own.superblock_at()).expect("written");
         }
+        assert!(!own.is_marked() || open(&log).is_err(), "its log is on no server of its");
     }
     assert!(!own.is_marked() && !disk.is_taken());
     cluster.judge();
