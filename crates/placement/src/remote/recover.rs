@@ -100,7 +100,7 @@ pub(super) fn unlocked(path: &Path, read_only: bool) -> Result<Arc<Disk>, Error>
 /// Brings an image to its last committed state, with the logs that a server holds for it, whose own place may be on another image, which is
 /// `journal`. Whoever finishes what was left does it so, a start as well as a person, and has locked what is written to. Whoever wrote to the logs
 /// is fenced off first. `only_marked`: as a start does it by itself: leave logs alone that are on storage, or empty, and those whose writer is
-/// there (the image may be a copy of his).
+/// there (the image may be a copy of his); and mind file systems whose journal is not understood only where a server has that.
 ///
 /// # Errors
 /// A refusal when the server does not hold what storage says it does, or something of it is missing or damaged:
@@ -129,7 +129,11 @@ pub(super) fn recover_through(
     let storages: Vec<_> = disks.iter().map(|disk| through(Arc::clone(disk))).collect();
     storages.iter().for_each(|storage| storage.forget_cached());
     let found = scan::scan(&disks).map_err(failed("looking for journals"))?;
-    if let Some(left) = found.left_alone.iter().find(|left| left.place.home_disk == 0) {
+    for left in found.left_alone.iter().filter(|left| left.place.home_disk == 0) {
+        // A start leaves alone what is on no server.
+        if only_marked && !has_server_mark(&storages, &left.place)? {
+            continue;
+        }
         let (at, image) = (left.place.home_start, disks[0].options.path.display());
         return Err(Error::Refused(format!(
             "the journal of the file system at byte {at} of {image} is left alone: {}",
@@ -362,6 +366,14 @@ impl JudgedLog<'_> {
         };
         RemoteRecovered { name: self.name, home_start: self.place.home_start, epoch, report }
     }
+}
+
+/// Whether the journal superblock on storage says so.
+fn has_server_mark(storages: &[Arc<dyn JournalStorage>], place: &FoundLogPlace) -> Result<bool, Error> {
+    let Some(offset) = offset_of(&place.runs, place.block_bytes, 0) else { return Ok(false) };
+    let mut raw = [0; SUPERBLOCK_BYTES];
+    storages[place.journal_disk].read_at(offset, &mut raw).map_err(failed("reading the journal superblock"))?;
+    Ok(super::is_on_a_server(&raw))
 }
 
 fn beside_a_stale_one(report: Report) -> Report {

@@ -912,6 +912,34 @@ fn a_start_that_may_not_have_one_log_leaves_the_other_on_the_server() {
     }
 }
 
+/// Nobody can tell whose the blocks of a file system are: a start is refused where a server has its journal, and goes on where none has.
+#[test]
+fn a_start_minds_what_is_left_alone_where_a_server_has_it() {
+    let mut clusters = two_logs_on_the_server("left alone".to_owned());
+    clusters.iter_mut().for_each(|cluster| cluster.kill(0));
+    let path = clusters[0].path.clone();
+    let options = clusters[0].recovery_options(1);
+    let recover = |only_marked| {
+        let disks = vec![unlocked(&path, false).expect("the image")];
+        recover_through(disks, &options, false, (only_marked, Taking::NobodysThere), &|disk| disk)
+    };
+    // The table has the first partition twice.
+    let mut image = std::fs::read(&path).expect("read");
+    image.copy_within(446..462, 446 + 32);
+    std::fs::write(&path, &image).expect("written");
+    let error = recover(true).expect_err("a server has its journal");
+    assert!(error.is_refusal() && error.to_string().contains("is left alone"), "{error}");
+    assert!(std::fs::read(&path).expect("read") == image, "it was changed");
+    // Its guest gave that up.
+    let found = clusters[0].superblock();
+    let given_up = Cluster::superblock_of(&found, (0, Superblock::decode(&found).expect("a superblock").sequence));
+    clusters[0].disk.file.write_all_at(&given_up, clusters[0].superblock_at()).expect("written");
+    assert!(recover(false).expect_err("a person wants all of them").is_refusal());
+    assert_eq!(recover(true).expect("it is on no server").len(), 1);
+    clusters[1].open(0);
+    assert!(clusters[1].commit(0));
+}
+
 /// A copy that goes its own way under the name of the one that runs: it does not get the server, and the one that runs does not
 /// notice.
 #[test]
