@@ -141,7 +141,11 @@ pub(super) fn recover_through(
         )));
     }
     let places: Vec<&FoundLogPlace> = found.logs.iter().filter(|place| place.home_disk == 0).collect();
-    let recovery = Recovery { disks: &disks, storages: &storages, options, keeps_log: places.len() <= 1 };
+    let mut on_server = 0;
+    for place in &places {
+        on_server += u32::from(has_server_mark(&storages, place)?);
+    }
+    let recovery = Recovery { disks: &disks, storages: &storages, options, keeps_log: on_server <= 1 };
     let mut judged = Vec::new();
     for place in places {
         judged.extend(judge_log(&recovery, place, dry_run, only_marked)?);
@@ -214,7 +218,7 @@ struct Recovery<'r> {
     disks: &'r [Arc<Disk>],
     storages: &'r [Arc<dyn JournalStorage>],
     options: &'r RemoteOptions,
-    /// What is fetched stays in memory until it is written. Of several logs only one is there at a time, and each is fetched anew.
+    /// What is fetched stays in memory until it is written. Of several logs on the server one is there at a time, and each is fetched anew.
     keeps_log: bool,
 }
 
