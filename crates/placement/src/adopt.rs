@@ -103,6 +103,7 @@ impl Journals {
         let _one_at_a_time = self.scanning.lock().expect("no panic under this lock");
         let logs = self.logs();
         let found = logs.iter().map(|log| self.find_left(log)).collect::<io::Result<Vec<_>>>()?;
+        let mut copies = Vec::new();
         for (log, live_from) in logs.iter().zip(found) {
             let Some(sequence) = live_from else { continue };
             if log.placement == PlacementKind::Remote {
@@ -114,9 +115,17 @@ impl Journals {
                 keeper: keeper_of(&self.area, log.id, PlacementKind::Storage, &log.home, None),
             };
             on_storage.set_open();
+            log.keeper.leave();
+            copies.extend(log.keeper.copy_name().map(str::to_owned));
             self.replace_log(Arc::new(on_storage));
         }
         self.describe()?;
+        // Nothing says any more that they are there.
+        for name in copies {
+            if let Err(error) = self.directory().directory().remove(name) {
+                log::warn!("{error}");
+            }
+        }
         for disk in self.disks() {
             disk.set_started();
         }

@@ -2,8 +2,9 @@
 //! this is what there is where the server is lost.
 //!
 //! Which image a copy belongs to is told by the journal superblock on storage, which has to be as the copy says that it may be, to the last
-//! byte; and only the very files are looked at that the registry has for this directory, or that the caller names. What is on storage by
-//! itself, or was brought home since, or taken by somebody else, is owed nothing from here.
+//! byte but for a claim of who was about to recover it from its server; and only the very files are looked at that the registry has for this
+//! directory, or that the caller names. What is on storage by itself, or was brought home since, or taken by somebody else, is owed nothing
+//! from here.
 //!
 //! Failure story: an image may be exchanged at any moment by whoever can write where it lies. What is looked at is opened without waiting for
 //! it, and has to be a file or a block device; what is written to is the very file that is locked, or nothing is written.
@@ -80,7 +81,7 @@ impl<'d> LeftCopies<'d> {
             let mut stored = [0; SUPERBLOCK_BYTES];
             // Whoever can write in its directory may have put a pipe there since.
             let read = image_file::open(image, false).and_then(|file| file.read_exact_at(&mut stored, offset));
-            read.is_ok() && said.is_owed(&stored)
+            read.is_ok() && (said.is_owed(&stored) || said.is_claimed(&stored))
         };
         images.iter().find(is_its).map(PathBuf::as_path)
     }

@@ -66,6 +66,8 @@ impl Journals {
         }
         let change = match (log.placement, to) {
             (Remote, Remote | Storage) if log.keeper.pause(to == Storage) => return Ok(Change::Done),
+            // It could not be shipped, and is in its own place already.
+            (Remote, Storage) if log.keeper.leaves_nothing_here() => return Ok(Change::Done),
             (from, to) if from == to => Change::Done,
             (Retain, Copy) | (Copy, Retain) => {
                 self.replace(&log, to, None);

@@ -27,12 +27,13 @@ impl Deref for KeptLog {
 }
 
 impl KeptLog {
-    /// Whether storage has the whole log, and will until somebody wishes it elsewhere: it is there by its placement, or it goes to a
-    /// server otherwise and that was paused.
+    /// Whether storage has the whole log, and will until somebody wishes it elsewhere: it is there by its placement, or because it cannot be
+    /// where that says; or it goes to a server otherwise and that was paused.
     ///
     /// # Errors
     /// When that was wished and cannot come to be.
     pub fn is_on_storage(&self) -> io::Result<bool> {
-        Ok(self.log.placement == PlacementKind::Storage || self.keeper.is_paused()?)
+        let is_stored = self.log.placement == PlacementKind::Storage || self.keeper.leaves_nothing_here();
+        Ok(is_stored || self.keeper.is_paused()?)
     }
 }

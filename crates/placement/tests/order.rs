@@ -1654,6 +1654,13 @@ fn stays_on_storage(budget_bytes: u64, name: &str) {
     let flush = rig.route(RequestKind::Flush, 0, &[]);
     assert_eq!(flush.len(), 1, "what is on storage has to be flushed");
     rig.carry_out(flush);
+    // Whoever wants it there for a backup, or to leave its guest, is told that it is; and it is wished back after that.
+    for to in [PlacementKind::Storage, PlacementKind::Remote] {
+        let log = rig.journals.logs().remove(0);
+        assert_eq!(rig.journals.change_placement(log.index(), to).expect("it is there"), Change::Done);
+        assert!(rig.journals.logs()[0].is_on_storage().expect("it can be"));
+    }
+    rig.journals.check_left().expect("nothing of it is here");
     // The host's power fails; nothing but storage is left, for the guest's next kernel.
     rig.journals.recover_all().expect("left where it is");
     assert_ne!(rig.home(5000), content);

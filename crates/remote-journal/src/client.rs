@@ -40,6 +40,17 @@ pub enum ClientError {
     /// The server does not know what it is asked.
     #[error("the journal server is older than this amberlog, and cannot tell whose log it has: update it first")]
     OldServer,
+    /// The server does not go by the secret that it was shown.
+    #[error(
+        "the journal server calls this client {found}, and not {shown}, whose secret it was shown: the journals of {shown} would not be \
+         found there; start the server with --secrets, or leave --remote-secret out"
+    )]
+    OtherIdentity {
+        /// Whose secret it was.
+        shown: String,
+        /// Who the server takes it for.
+        found: String,
+    },
     /// What was fetched is not whole.
     #[error("{0}")]
     Incomplete(String),
@@ -140,11 +151,15 @@ impl Client {
         let Message::Challenge { nonce } = client.answer().await? else { return Err(ClientError::Unexpected) };
         let (identity, proof) = match &credentials.secret {
             Some((identity, secret)) => (identity.clone(), security::prove(identity, secret, &nonce)),
-            None => (security::ANONYMOUS.to_owned(), [0; 32]),
+            None => (security::ANONYMOUS.to_owned(), security::NO_PROOF),
         };
-        match client.ask(Message::Hello { identity, proof }).await? {
-            Message::Welcome { .. } => Ok(client),
-            _ => Err(ClientError::Unexpected),
+        let Message::Welcome { identity: found } = client.ask(Message::Hello { identity, proof }).await? else {
+            return Err(ClientError::Unexpected);
+        };
+        match credentials.secret {
+            // A server that does not know of secrets goes by a certificate, or calls everybody the same.
+            Some((shown, _)) if shown != found => Err(ClientError::OtherIdentity { shown, found }),
+            _ => Ok(client),
         }
     }
 

@@ -3,6 +3,10 @@
 //! The server proves itself by its certificate, the client by a secret (an HMAC-SHA-256 over a challenge, inside TLS) or
 //! by a certificate of its own, whose first DNS name is its identity. Journals belong to identities: a client names only
 //! its own. Without TLS nothing is proven or secret; both sides have to be told so explicitly.
+//!
+//! What must never happen: that who shows a secret is served under another name than its own. The journals of that name would not be
+//! there, which is no loss of any, and new ones would be kept where nobody looks for them. So a server that knows secrets refuses a wrong
+//! one, whatever the certificate beside it says, and a client gives up a server that calls it something else.
 
 use ring::hmac;
 use rustls_pki_types::pem::PemObject;
@@ -14,6 +18,8 @@ use std::sync::Arc;
 
 /// What clients are called where nothing is proven.
 pub const ANONYMOUS: &str = "anonymous";
+/// What a client without a secret says where others prove who they are.
+pub const NO_PROOF: [u8; 32] = [0; 32];
 /// A secret is at least this long, in bytes.
 const SECRET_BYTES_MIN: usize = 16;
 

@@ -430,6 +430,12 @@ fn clients_prove_who_they_are_and_see_only_their_own() {
     let mut plain = client_of(&server);
     plain.timeout = Duration::from_secs(2);
     refused(&plain);
+    // One that asks nobody for a proof has the journals of all of them under one name, and hers not at all.
+    let open = Server::start(options(&path("open"))).expect("starts");
+    let mut ann = client_of(&open);
+    ann.security.secret = Some(path("ann"));
+    let error = refused(&ann);
+    assert!(matches!(error, ClientError::OtherIdentity { .. }) && !error.is_damage(), "{error}");
     assert!(Server::start(ServerOptions { insecure: false, ..options(&path("other")) }).is_err());
 }
 
@@ -466,6 +472,35 @@ fn client_certificates_are_identities() {
         ..ClientSecurity::default()
     };
     run(write(&with, "disk", 3)).expect("written");
+    // Secrets beside certificates: a wrong one is nobody's, whatever the certificate says.
+    std::fs::write(path("secrets"), "ann 0123456789abcdef0\n").expect("written");
+    for (name, line) in [("ann", "ann 0123456789abcdef0"), ("eve", "ann abcdefghijklmnop1")] {
+        std::fs::write(path(name), line).expect("written");
+    }
+    let both = Server::start(ServerOptions {
+        certificate: Some(pair("localhost")),
+        client_ca: Some(path("ca")),
+        secrets: Some(path("secrets")),
+        insecure: false,
+        ..options(&path("both"))
+    })
+    .expect("starts");
+    let as_who = |server: &Server, secret: Option<&str>| ClientOptions {
+        security: ClientSecurity { secret: secret.map(path), ..with.security.clone() },
+        ..client_of(server)
+    };
+    let journals = |options: &ClientOptions| {
+        let listed = BlockingClient::connect(options).and_then(|mut client| client.list());
+        listed.map(|journals| journals.len())
+    };
+    run(write(&as_who(&both, Some("ann")), "hers", 3)).expect("written");
+    assert_eq!(journals(&as_who(&both, Some("ann"))).expect("her secret is right"), 1);
+    assert_eq!(journals(&as_who(&both, None)).expect("the certificate is"), 0);
+    let error = journals(&as_who(&both, Some("eve"))).expect_err("it is not her secret");
+    assert!(matches!(error, ClientError::Refused { refusal: Refusal::Unauthenticated, .. }), "{error}");
+    // Where the server knows of certificates alone, a secret says nothing to it.
+    let error = journals(&as_who(&server, Some("ann"))).expect_err("it is the certificate's");
+    assert!(error.to_string().contains("calls this client host-a, and not ann"), "{error}");
     with.security.certificate = None;
     assert!(BlockingClient::connect(&with).is_err());
 }

@@ -258,6 +258,10 @@ impl Keeper for Shipped {
         self.remote.is_paused()
     }
 
+    fn leave(&self) {
+        self.area.release(self.reserved);
+    }
+
     fn forget(&self, _log: &Log, _steps: &mut Steps) -> bool {
         self.area.release(self.reserved);
         true

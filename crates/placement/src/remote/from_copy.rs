@@ -2,7 +2,8 @@
 //!
 //! It is what the next worker does, and then the end of a VM: completed in its own place, and replayed from there. Whoever asks for it has
 //! the images locked. What must never happen: that anything is written where storage is not as that process left it, since somebody else
-//! has the log then; that a copy that lacks something is taken for all of it; or that anything goes to another file system than the log's.
+//! has the log then (who has claimed it, and no more, is dead where all who could have are on this host: he had the images locked as well); that
+//! a copy that lacks something is taken for all of it; or that anything goes to another file system than the log's.
 //!
 //! Failure story: killed at any moment, it can be done again; what storage says then is what the copy says that it may be.
 
@@ -10,7 +11,7 @@ use super::mirror::{MirrorFile, Phase};
 use super::recover::check_home;
 use super::ship::fall_back;
 use super::state::Mode;
-use super::{BackOff, RemoteLog, RemoteOptions, Shared, Taken};
+use super::{BackOff, JournalStorage, RemoteLog, RemoteOptions, Shared, Taken};
 use crate::disk::Disk;
 use crate::finish::LEFT_TO_THE_GUEST;
 use crate::finish::{dry_run, finish_stored, leave_stored};
@@ -40,8 +41,9 @@ pub(crate) fn finish_from_copy(
     [home, journal]: [Arc<Disk>; 2],
     mirror: MirrorFile,
 ) -> Result<Report, Error> {
-    let said = mirror.says();
     [&home, &journal].iter().for_each(|disk| super::shared_storage::forget_cached(disk));
+    know_claim(name, place, [&home, &journal], &mirror)?;
+    let said = mirror.says();
     if said.phase == Phase::Failed {
         // Storage had failed, or its server had given the log to somebody: who has it by now has said so on storage.
         let shared = shared(name, place, [&home, &journal], None);
@@ -91,6 +93,31 @@ pub(crate) fn finish_from_copy(
     };
     shared.lock().close();
     Ok(report)
+}
+
+/// Somebody was about to recover the log from its server, has claimed it on storage, and was killed: what he has written besides is in the log's
+/// own place, where all of the copy is written, too.
+fn know_claim(
+    name: &str,
+    place: &FoundLogPlace,
+    [home, journal]: [&Arc<Disk>; 2],
+    mirror: &MirrorFile,
+) -> Result<(), Error> {
+    let mut said = mirror.says();
+    let found = shared(name, place, [home, journal], None).read_superblock().map_err(failed)?;
+    if said.may_be.contains(&found) || !said.is_claimed(&found) {
+        return Ok(());
+    }
+    if !journal.patience().is_zero() {
+        return Err(Error::Refused(format!(
+            "{}: somebody was about to recover this journal from its server, and another host may have the disk open: whether that is over \
+             cannot be told from here; nothing was changed: make a copy of the disk on a file system of this host, and give that with --image",
+            journal.options.name
+        )));
+    }
+    said.may_be.push(found);
+    mirror.storage_may_be(&said.may_be);
+    Ok(())
 }
 
 /// The log as the copy has it. What it does not have is behind the tail or was never written.

@@ -22,7 +22,7 @@
 //! it until the log is opened anew. Where it cannot be read, the log fails as where storage does. A loss of power takes the file
 //! away, and nothing depends on it then.
 
-use super::lineage::Nonce;
+use super::lineage::{Lineage, Nonce};
 use super::mark::RemoteMark;
 use super::mark_found::MarkFound;
 use crate::scan::FoundLogPlace;
@@ -45,6 +45,14 @@ const PAGE: u64 = 4096;
 
 pub(super) fn is_commit(block: &[u8]) -> bool {
     jbd2::peek(block).is_some_and(|header| header.kind == Kind::Commit)
+}
+
+/// A superblock on storage as if nobody had claimed the log for recovery.
+fn unclaimed(superblock: &[u8]) -> Vec<u8> {
+    let mut bytes = superblock.to_vec();
+    let lineage = Lineage::read(&bytes).unwrap_or_default();
+    Lineage { claim: Nonce::default(), ..lineage }.write_into(&mut bytes);
+    bytes
 }
 
 /// What becomes of the log under a process that goes on with it.
@@ -96,6 +104,13 @@ impl Said {
     /// Whether its process left it with an open log: whether it is owed to anybody is for storage to say.
     pub fn is_left_open(&self) -> bool {
         matches!(self.phase, Phase::Open | Phase::Failed)
+    }
+
+    /// Whether storage is as its process left it but for who claimed the log last: somebody was about to fetch it from its server, and has come
+    /// no further than to its own place.
+    pub fn is_claimed(&self, stored: &[u8]) -> bool {
+        let is_marked = matches!(RemoteMark::read(stored), MarkFound::Live(_));
+        self.is_left_open() && is_marked && self.may_be.iter().any(|may_be| unclaimed(may_be) == unclaimed(stored))
     }
 
     /// Whether it has to be kept, though it may not be what is brought home: also where somebody was about to fetch the same log from its

@@ -5,7 +5,8 @@
 //! exactly while storage carries its mark.
 //!
 //! * Opened: on storage, as without us; then to the server as soon as it answers.
-//! * Closed: the guest's empty log is on storage, flushed, before the server may forget.
+//! * Closed: the guest's empty log is on storage, flushed, before the server may forget. Where that fails, storage may say that there is no
+//!   log: the mark is written once more before anything else is acknowledged.
 //! * To the server: everything live is sent and durable there; what is on its way to storage has ended; then the mark.
 //! * Back to storage (refusal, time-out, reset, full server, protocol error): everything live is written to its own place
 //!   and flushed; then the superblock, which replaces the mark; only then is anybody told of a commit.
@@ -261,6 +262,40 @@ impl Shared {
         Ok(())
     }
 
+    /// The same; on return it is durable.
+    fn write_durably(&self, storage: &mut OnStorage, block: &[u8]) -> io::Result<()> {
+        let failed_flushes = self.medium.failed_flushes();
+        self.write_superblock(storage, block)?;
+        self.medium.sync_since(failed_flushes)
+    }
+
+    /// The guest has closed its log, and what says so is not known to be durable: the log goes on, with what storage said before. What is
+    /// acknowledged from now on would be lost beside a superblock that says that there is none, and nobody would ask the server.
+    fn stay_open(&self, storage: &mut OnStorage, (lineage, own): (Lineage, Nonce)) {
+        (storage.lineage, storage.own) = (lineage, own);
+        let (mode, epoch, nonce, superblock) = {
+            let state = self.lock();
+            (state.mode, state.epoch, state.nonce, state.mirror.superblock())
+        };
+        let said = match (mode, superblock) {
+            (Mode::Remote, Some(block)) => self.write_mark(storage, &block, epoch, nonce),
+            (Mode::Storage | Mode::Returning | Mode::Switching, Some(block)) => self.check(storage).and_then(|()| {
+                let mut block = block.to_vec();
+                storage.lineage.write_into(&mut block);
+                self.write_durably(storage, &block)
+            }),
+            // What is being completed on storage has its superblock written at the end, before anybody is told of a commit.
+            _ => return,
+        };
+        if let Err(error) = said {
+            log::error!(
+                "{}: the journal could be neither closed on storage nor opened there again: {error}; the guest's journal writes fail",
+                self.name
+            );
+            self.give_up(Taken::is(&error));
+        }
+    }
+
     /// Marks the log on storage as the server's, from the tail on that `block` says. On return that is durable.
     fn write_mark(&self, storage: &mut OnStorage, block: &[u8], epoch: u64, nonce: Nonce) -> io::Result<()> {
         self.check(storage)?;
@@ -294,6 +329,21 @@ impl Shared {
         self.disk.wake.wake();
     }
 
+    /// Of a log that nobody here has open: where storage says that it is on a server, another host has the disk, and nothing is written to
+    /// it here any more. A guest may put an image on its disk that has a mark: of that one it is known here.
+    fn leave_to_another(&self, storage: &OnStorage, found: &[u8]) -> io::Result<()> {
+        if !is_on_a_server(found) || storage.may_be.iter().any(|may_be| may_be == found) {
+            return Ok(());
+        }
+        log::error!(
+            "{}: the journal superblock on storage says that the journal is on a server, and that was not this host: somebody else \
+             has the disk, so nothing is written to it here any more; when the other has ended, start this VM anew",
+            self.name
+        );
+        self.give_up(true);
+        Err(Taken::error())
+    }
+
     /// Says what comes of an error while the guest writes a superblock.
     fn unless_taken<T>(&self, result: io::Result<T>) -> io::Result<T> {
         result.inspect_err(|error| {
@@ -315,6 +365,10 @@ impl Shared {
         DiskCounters::add(&self.disk.counters.journal_bytes_to_storage, content.len() as u64);
         Ok(())
     }
+}
+
+fn is_on_a_server(superblock: &[u8]) -> bool {
+    matches!(RemoteMark::read(superblock), MarkFound::Live(_) | MarkFound::Damaged)
 }
 
 /// One log that is shipped to a server.
@@ -584,8 +638,9 @@ impl RemoteLog {
         {
             let mut storage = shared.on_storage();
             let found = shared.read_superblock()?;
-            if shared.disk.is_taken() || matches!(RemoteMark::read(&found), MarkFound::Live(_) | MarkFound::Damaged) {
-                // What an earlier run left there was brought home before the guest began.
+            // What an earlier run left there was brought home before the guest began.
+            shared.leave_to_another(&storage, &found)?;
+            if shared.disk.is_taken() || is_on_a_server(&found) {
                 return Err(Taken::error());
             }
             *storage = OnStorage { lineage: Lineage::of_opened(&found), may_be: vec![found], own: Nonce::default() };
@@ -653,13 +708,15 @@ impl RemoteLog {
     /// goes to storage from now on is the guest's. On return that block is durable on storage.
     ///
     /// # Errors
-    /// When it cannot be written: the log is open as before.
+    /// When it cannot be written: the log is open as before, and storage says so once more; or, where it does not take that either, the
+    /// guest's journal writes fail from now on.
     pub fn close(&self, block: &[u8]) -> io::Result<()> {
         let shared = &self.shared;
         let mut block = block.to_vec();
         RemoteMark::remove_from(&mut block);
         {
             let mut storage = shared.on_storage();
+            let before = (storage.lineage, storage.own);
             // The server forgets when it hears of this; until then storage may still say that it has the log.
             if shared.lock().mode == Mode::Failed {
                 return Err(io::Error::other("the journal was taken by somebody else, or storage failed"));
@@ -667,9 +724,10 @@ impl RemoteLog {
             shared.unless_taken(shared.check(&storage))?;
             storage.counts_no_more();
             storage.lineage.write_into(&mut block);
-            let failed_flushes = shared.medium.failed_flushes();
-            shared.write_superblock(&mut storage, &block)?;
-            shared.medium.sync_since(failed_flushes)?;
+            if let Err(error) = shared.write_durably(&mut storage, &block) {
+                shared.stay_open(&mut storage, before);
+                return Err(error);
+            }
             shared.lock().close();
         }
         shared.tell();
@@ -687,17 +745,7 @@ impl RemoteLog {
         let shared = &self.shared;
         let mut storage = shared.on_storage();
         let found = shared.read_superblock()?;
-        let is_on_a_server = matches!(RemoteMark::read(&found), MarkFound::Live(_) | MarkFound::Damaged);
-        // As in opening, it is nothing that an earlier run left; but a guest may put an image on its disk that has a mark.
-        if is_on_a_server && !storage.may_be.contains(&found) {
-            log::error!(
-                "{}: the journal superblock on storage says that the journal is on a server, and that was not this host: somebody else \
-                 has the disk, so nothing is written to it here any more; when the other has ended, start this VM anew",
-                shared.name
-            );
-            shared.give_up(true);
-            return Err(Taken::error());
-        }
+        shared.leave_to_another(&storage, &found)?;
         let Some(lineage) = Lineage::read(&found).filter(|lineage| Lineage::read(block) != Some(*lineage)) else {
             storage.may_be = std::iter::once(found).chain(block.get(..SUPERBLOCK_BYTES).map(<[u8]>::to_vec)).collect();
             return Ok(false);

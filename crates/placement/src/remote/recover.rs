@@ -5,7 +5,8 @@
 //! * Whoever only reads a log (a dry run) fences nobody off, and nothing that its writer does meanwhile is taken for damage.
 //! * The mark goes with the superblock, after everything else is on storage. Cut off anywhere, it can be done again.
 //! * An image that is older than the log, a copy that was made before the mark was last written, is refused, and nobody is
-//!   fenced off for it.
+//!   fenced off for it. So all logs of an image are judged before one of them is taken, and all are taken and judged once more before
+//!   anything is written: a VM that runs may have one that is idle, which fits a copy of any age.
 //! * Nothing is brought home to another file system than the log's, also where the mark is on the journal's disk alone ([`crate::its_home`]).
 //! * What is compared with storage is compared with what that says after the writer was fenced off: until then both go on.
 //! * What this host has in its page cache of the disk is no older than the claim on it, once anything else is written.
@@ -99,11 +100,11 @@ pub(super) fn unlocked(path: &Path, read_only: bool) -> Result<Arc<Disk>, Error>
 /// Brings an image to its last committed state, with the logs that a server holds for it, whose own place may be on another image, which is
 /// `journal`. Whoever finishes what was left does it so, a start as well as a person, and has locked what is written to. Whoever wrote to the logs
 /// is fenced off first. `only_marked`: as a start does it by itself: leave logs alone that are on storage, or empty, and those whose writer is
-/// there (the image may be a copy of his).
+/// there (the image may be a copy of his); and mind file systems whose journal is not understood only where a server has that.
 ///
 /// # Errors
 /// A refusal when the server does not hold what storage says it does, or something of it is missing or damaged:
-/// then nothing was changed for that log, and those before it are done.
+/// then nothing was changed, for any of them.
 pub fn recover_remote_image(
     image: &Image,
     journal: Option<&Image>,
@@ -128,17 +129,40 @@ pub(super) fn recover_through(
     let storages: Vec<_> = disks.iter().map(|disk| through(Arc::clone(disk))).collect();
     storages.iter().for_each(|storage| storage.forget_cached());
     let found = scan::scan(&disks).map_err(failed("looking for journals"))?;
-    if let Some(left) = found.left_alone.iter().find(|left| left.place.home_disk == 0) {
+    for left in found.left_alone.iter().filter(|left| left.place.home_disk == 0) {
+        // A start leaves alone what is on no server.
+        if only_marked && !has_server_mark(&storages, &left.place)? {
+            continue;
+        }
         let (at, image) = (left.place.home_start, disks[0].options.path.display());
         return Err(Error::Refused(format!(
             "the journal of the file system at byte {at} of {image} is left alone: {}",
             left.reason
         )));
     }
+    let places: Vec<&FoundLogPlace> = found.logs.iter().filter(|place| place.home_disk == 0).collect();
+    let mut on_server = 0;
+    for place in &places {
+        on_server += u32::from(has_server_mark(&storages, place)?);
+    }
+    let recovery = Recovery { disks: &disks, storages: &storages, options, keeps_log: on_server <= 1 };
+    let mut judged = Vec::new();
+    for place in places {
+        judged.extend(judge_log(&recovery, place, dry_run, only_marked)?);
+    }
+    if dry_run {
+        return Ok(judged.into_iter().map(JudgedLog::said).collect());
+    }
+    for log in &mut judged {
+        log.take(&recovery, taking)?;
+    }
+    for log in &mut judged {
+        log.judge_again(&recovery)?;
+    }
     let mut recovered = Vec::new();
-    for place in found.logs.iter().filter(|place| place.home_disk == 0) {
-        let one = recover_log(&disks, &storages, place, options, dry_run, (only_marked, taking));
-        recovered.extend(one.map_err(|error| after_others(&recovered, error))?);
+    for log in judged {
+        let one = bring_home(&recovery, log);
+        recovered.push(one.map_err(|error| after_others(&recovered, error))?);
     }
     Ok(recovered)
 }
@@ -189,80 +213,192 @@ pub fn remote_epoch_of_image(image: &Path, journal: Option<&Path>) -> io::Result
     Ok(None)
 }
 
-fn recover_log(
-    disks: &[Arc<Disk>],
-    storages: &[Arc<dyn JournalStorage>],
-    place: &FoundLogPlace,
-    options: &RemoteOptions,
-    dry_run: bool,
-    (only_marked, taking): (bool, Taking),
-) -> Result<Option<RemoteRecovered>, Error> {
-    let of_log = [&*disks[place.home_disk], &*disks[place.journal_disk]];
-    let [home, journal] = of_log.map(|disk| &disk.file);
-    let storage = &*storages[place.journal_disk];
-    let name = options.name_of(place.home_start);
-    let offset = offset_of(&place.runs, place.block_bytes, 0)
-        .ok_or_else(|| Error::Refused("the journal's superblock has no place on its disk".to_owned()))?;
-    let mut superblock = OnStorage { storage, offset, raw: [0; SUPERBLOCK_BYTES] };
-    superblock.read()?;
-    // A run that was killed had found out, and nobody here replays it, wherever it is.
-    let is_distrusted = Stored::read(&superblock.raw).is_distrusted;
-    // What goes to no home is compared with none.
-    let judge = |status: &JournalStatus, log: &FetchedLog| -> Result<Report, Error> {
-        if is_distrusted {
+/// What the logs of one image are brought home with.
+struct Recovery<'r> {
+    disks: &'r [Arc<Disk>],
+    storages: &'r [Arc<dyn JournalStorage>],
+    options: &'r RemoteOptions,
+    /// What is fetched stays in memory until it is written. Of several logs on the server one is there at a time, and each is fetched anew.
+    keeps_log: bool,
+}
+
+impl Recovery<'_> {
+    /// The disk with the file system of a log, and the one with its own place.
+    fn disks_of(&self, place: &FoundLogPlace) -> [&Disk; 2] {
+        [&*self.disks[place.home_disk], &*self.disks[place.journal_disk]]
+    }
+
+    /// What a fetched log comes to, in memory; `raw` is the journal superblock on storage.
+    fn judge(
+        &self,
+        place: &FoundLogPlace,
+        raw: &[u8],
+        (status, log): (&JournalStatus, &FetchedLog),
+    ) -> Result<Report, Error> {
+        // A run that was killed had found out, and nobody here replays it, wherever it is. What goes to no home is compared with none.
+        if Stored::read(raw).is_distrusted {
             return Ok(left_to_guest());
         }
+        let of_log = self.disks_of(place);
         let report = finish::dry_run(&mut Fetched(log), place)?;
         let owned = FoundLogPlace { file_system_uuid: status.owner, ..place.clone() };
         check_home(&owned, of_log, ("what the server has", &log.blocks[&0]), &mut Fetched(log))?;
         Ok(report)
-    };
+    }
+}
+
+/// A log that may be brought home, as it was when it was looked at.
+struct JudgedLog<'r> {
+    place: &'r FoundLogPlace,
+    name: String,
+    superblock: OnStorage<'r>,
+    /// Nothing where its own place has the live log.
+    server: Option<OnServer>,
+    /// That one is replayed from there.
+    is_replayed: bool,
+    /// What bringing it home comes to.
+    report: Report,
+}
+
+/// A live log on the server.
+struct OnServer {
+    client: BlockingClient,
+    mark: RemoteMark,
+    status: JournalStatus,
+    log: Option<FetchedLog>,
+}
+
+impl OnServer {
+    /// A server ends a connection on which nothing was said for a minute, and other logs may have taken as long.
+    fn connect_again(&mut self, recovery: &Recovery<'_>) -> Result<(), Error> {
+        if !recovery.keeps_log {
+            self.client = BlockingClient::connect(&recovery.options.client).map_err(because)?;
+        }
+        Ok(())
+    }
+}
+
+/// Looks at a log. Nothing is changed, and nobody is fenced off: another log of the same image may be refused. Gives nothing where it is
+/// to be left alone.
+fn judge_log<'r>(
+    recovery: &Recovery<'r>,
+    place: &'r FoundLogPlace,
+    dry_run: bool,
+    only_marked: bool,
+) -> Result<Option<JudgedLog<'r>>, Error> {
+    let storage = &*recovery.storages[place.journal_disk];
+    let name = recovery.options.name_of(place.home_start);
+    let offset = offset_of(&place.runs, place.block_bytes, 0)
+        .ok_or_else(|| Error::Refused("the journal's superblock has no place on its disk".to_owned()))?;
+    let mut superblock = OnStorage { storage, offset, raw: [0; SUPERBLOCK_BYTES] };
+    superblock.read()?;
     let Some(mark) = mark_of(&superblock.raw, &name, only_marked)? else {
         if only_marked {
             return Ok(None);
         }
+        let of_log = recovery.disks_of(place);
+        let journal = &of_log[1].file;
+        let is_distrusted = Stored::read(&superblock.raw).is_distrusted;
         let is_empty = Superblock::decode(&superblock.raw).is_ok_and(|superblock| superblock.is_empty());
         if !is_distrusted && !is_empty {
             check_home(place, of_log, ("its log", &superblock.raw), &mut StoredLog { place, journal })?;
         }
         let report = if is_distrusted && !is_empty {
             left_to_guest()
-        } else if dry_run {
-            finish::dry_run_stored(place, journal)?
-        } else if is_empty {
+        } else if is_empty && !dry_run {
             Report::of(Status::Clean)
         } else {
-            finish::finish_stored(place, home, journal)?
+            finish::dry_run_stored(place, journal)?
         };
-        let report = report.with_note("the journal on storage is the live one; what a server holds of it is stale");
-        return Ok(Some(RemoteRecovered { name, home_start: place.home_start, epoch: None, report }));
+        let is_replayed = !is_distrusted && !is_empty;
+        return Ok(Some(JudgedLog { place, name, superblock, server: None, is_replayed, report }));
     };
+    let options = recovery.options;
     let mut client = BlockingClient::connect(&options.client).map_err(because)?;
     let (status, log) = fetch_beside_its_writer(&mut client, options, &name, &mark, place, &mut superblock)?;
     // Judged in memory before anything is written.
-    let report = match judge(&status, &log) {
+    let report = match recovery.judge(place, &superblock.raw, (&status, &log)) {
         // Its guest has ended meanwhile.
         Err(error) if error.is_refusal() && superblock.now()? != superblock.raw => return Err(changing(&name)),
         report => report?,
     };
-    if dry_run {
-        return Ok(Some(RemoteRecovered { name, home_start: place.home_start, epoch: Some(mark.epoch), report }));
+    let server = Some(OnServer { client, mark, status, log: Some(log).filter(|_| recovery.keeps_log) });
+    Ok(Some(JudgedLog { place, name, superblock, server, is_replayed: false, report }))
+}
+
+impl JudgedLog<'_> {
+    /// Fences off whoever writes the log.
+    fn take(&mut self, recovery: &Recovery<'_>, taking: Taking) -> Result<(), Error> {
+        let Some(server) = &mut self.server else { return Ok(()) };
+        server.connect_again(recovery)?;
+        let OnServer { client, mark, .. } = server;
+        match taking {
+            Taking::Anybodys => take(client, recovery.options, &self.name, mark),
+            Taking::NobodysThere => take_free(client, recovery.options, &self.name, mark),
+        }
     }
-    match taking {
-        Taking::Anybodys => take(&mut client, options, &name, &mark)?,
-        Taking::NobodysThere => take_free(&mut client, options, &name, &mark)?,
+
+    /// Judges what its writer has made of it until he was fenced off.
+    fn judge_again(&mut self, recovery: &Recovery<'_>) -> Result<(), Error> {
+        let JudgedLog { place, name, superblock, server, .. } = self;
+        let Some(server) = server else { return Ok(()) };
+        server.connect_again(recovery)?;
+        let fetched = superblock.raw;
+        let fenced_off = fetch_fenced_off(server, name, place, superblock);
+        if place.home_disk != place.journal_disk {
+            // Its file system is looked at once more.
+            recovery.storages[place.home_disk].forget_cached();
+        }
+        let judged = fenced_off.and_then(|(status, log)| {
+            recovery.judge(place, &superblock.raw, (&status, &log))?;
+            Ok((status, log))
+        });
+        let (status, log) = match judged {
+            // What is wrong is wrong between two moments.
+            Err(error) if error.is_refusal() && superblock.now()? != fetched => return Err(changing(name)),
+            judged => judged?,
+        };
+        (server.status, server.log) = (status, Some(log).filter(|_| recovery.keeps_log));
+        Ok(())
     }
-    let fetched = superblock.raw;
-    let fenced_off = fetch_fenced_off(&mut client, &name, &mark, place, &mut superblock, (&status, log));
-    if place.home_disk != place.journal_disk {
-        // Its file system is looked at once more.
-        storages[place.home_disk].forget_cached();
+
+    /// What is said of a log to whoever asks what would be done with it.
+    fn said(self) -> RemoteRecovered {
+        let (epoch, report) = match self.server {
+            Some(server) => (Some(server.mark.epoch), self.report),
+            None => (None, beside_a_stale_one(self.report)),
+        };
+        RemoteRecovered { name: self.name, home_start: self.place.home_start, epoch, report }
     }
-    let log = match fenced_off.and_then(|log| judge(&status, &log).map(|_| log)) {
-        // What is wrong is wrong between two moments.
-        Err(error) if error.is_refusal() && superblock.now()? != fetched => return Err(changing(&name)),
-        result => result?,
+}
+
+/// Whether the journal superblock on storage says so.
+fn has_server_mark(storages: &[Arc<dyn JournalStorage>], place: &FoundLogPlace) -> Result<bool, Error> {
+    let Some(offset) = offset_of(&place.runs, place.block_bytes, 0) else { return Ok(false) };
+    let mut raw = [0; SUPERBLOCK_BYTES];
+    storages[place.journal_disk].read_at(offset, &mut raw).map_err(failed("reading the journal superblock"))?;
+    Ok(super::is_on_a_server(&raw))
+}
+
+fn beside_a_stale_one(report: Report) -> Report {
+    report.with_note("the journal on storage is the live one; what a server holds of it is stale")
+}
+
+/// Completes a log on storage, where it is on the server and was taken there, and replays it.
+fn bring_home(recovery: &Recovery<'_>, judged: JudgedLog<'_>) -> Result<RemoteRecovered, Error> {
+    let JudgedLog { place, name, mut superblock, server, is_replayed, report } = judged;
+    let [home, journal] = recovery.disks_of(place).map(|disk| &disk.file);
+    let Some(mut server) = server else {
+        let report = if is_replayed { finish::finish_stored(place, home, journal)? } else { report };
+        let report = beside_a_stale_one(report);
+        return Ok(RemoteRecovered { name, home_start: place.home_start, epoch: None, report });
     };
+    let log = match server.log.take() {
+        Some(log) => log,
+        None => fetch_taken(&mut server, recovery, &name, place)?,
+    };
+    let OnServer { mut client, mark, .. } = server;
+    let (storages, storage, offset) = (recovery.storages, superblock.storage, superblock.offset);
     let is_distrusted = Stored::read(&superblock.raw).is_distrusted;
     let lineage = Lineage::read(&superblock.raw).unwrap_or_default();
     let failed_flushes = storage.failed_flushes();
@@ -300,7 +436,7 @@ fn recover_log(
     if let Err(error) = client.close(&name, mark.epoch, mark.nonce) {
         log::warn!("{name}: the server was not told that the log is over: {error}");
     }
-    Ok(Some(RemoteRecovered { name, home_start: place.home_start, epoch: Some(mark.epoch), report }))
+    Ok(RemoteRecovered { name, home_start: place.home_start, epoch: Some(mark.epoch), report })
 }
 
 /// Refuses a file system that is not the one whose log that is, where its journal is on another disk: the mark is on that one. `raw` is the
@@ -384,27 +520,44 @@ fn fetch_beside_its_writer(
 /// The log that was fetched, or what its writer has made of it until it was fenced off: storage says now what that has to have. Its tail
 /// may have moved in between, on storage and then on the server.
 fn fetch_fenced_off(
-    client: &mut BlockingClient,
+    server: &mut OnServer,
     name: &str,
-    mark: &RemoteMark,
     place: &FoundLogPlace,
     superblock: &mut OnStorage<'_>,
-    (before, log): (&JournalStatus, FetchedLog),
-) -> Result<FetchedLog, Error> {
+) -> Result<(JournalStatus, FetchedLog), Error> {
+    let OnServer { client, mark, status: before, log } = server;
     superblock.read()?;
     if !matches!(RemoteMark::read(&superblock.raw), MarkFound::Live(now) if now == *mark) {
         return Err(changing(name));
     }
-    let mut status = status_of(client, name, mark)?;
+    let status = status_of(client, name, mark)?;
     // A server may say anything.
     let fence = before.fence.wrapping_add(1);
     let is_same = status == JournalStatus { fence, ..before.clone() };
-    let mut log = log;
-    if !is_same {
-        (status, log) = fetch(client, name, mark, place)?;
-    }
+    let (status, log) = match log.take().filter(|_| is_same) {
+        Some(log) => (status, log),
+        None => fetch(client, name, mark, place)?,
+    };
     refuse_older_server(name, mark.acknowledged(&superblock.raw), &status)?;
     refuse_older(name, Lineage::read(&superblock.raw).unwrap_or_default().count, &log)?;
+    Ok((status, log))
+}
+
+/// Fetches a log once more that was judged since its writer was fenced off. It is taken once more, too: only who has taken it on its own
+/// connection can say there that it was recovered.
+fn fetch_taken(
+    server: &mut OnServer,
+    recovery: &Recovery<'_>,
+    name: &str,
+    place: &FoundLogPlace,
+) -> Result<FetchedLog, Error> {
+    server.connect_again(recovery)?;
+    let OnServer { client, mark, status: before, .. } = server;
+    take(client, recovery.options, name, mark)?;
+    let (status, log) = fetch(client, name, mark, place)?;
+    if (status.tail, status.last) != (before.tail, before.last) {
+        return Err(changing(name));
+    }
     Ok(log)
 }
 

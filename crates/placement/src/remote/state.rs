@@ -236,6 +236,10 @@ impl State {
     /// Nothing can be written any more: somebody else has it, or storage failed.
     pub fn fail(&mut self, is_taken: bool) {
         self.mirror.fail();
+        self.server_counts = match self.mode {
+            Mode::FallingBack | Mode::Failed => self.server_counts,
+            mode => mode == Mode::Remote,
+        };
         self.mode = Mode::Failed;
         self.has_storage_failed = !is_taken;
         self.fail_all();

@@ -87,3 +87,36 @@ fn a_log_is_not_handed_over_while_the_host_writes_home() {
     assert_eq!(rig.journals.logs()[0].placement, PlacementKind::Storage);
     assert!(rig.home(300) == content(1));
 }
+
+/// A guest was left whose journal would be shipped from its next mount on: the copy that this process has made ready for it is not needed.
+#[test]
+fn a_guest_that_was_left_needs_no_copy_of_its_journal() {
+    let mut rig = Rig::new();
+    rig.open();
+    rig.commit(&[(300, content(1))]);
+    let index = rig.journals.logs()[0].index();
+    rig.journals.change_placement(index, PlacementKind::Storage).expect("it may");
+    assert!(rig.route.hand_over(index, &mut Plan::default()).expect("asked"));
+    rig.journals.flush_images().expect("flushed");
+    let client = remote_journal::ClientOptions {
+        address: "127.0.0.1:9".to_owned(),
+        security: remote_journal::ClientSecurity::default(),
+        timeout: std::time::Duration::from_secs(1),
+    };
+    let remote = RemoteOptions { client, name: "disk".to_owned() };
+    let directory = tempfile::tempdir_in("/dev/shm").expect("tmpfs");
+    std::fs::copy(&rig.image, directory.path().join("image")).expect("copied");
+    let next = Rig::of(directory, rig.log_at.clone(), 64 << 20, PlacementKind::Remote, Some(remote));
+    let copies = || {
+        let files = std::fs::read_dir(next.journals.directory().path()).expect("its directory").flatten();
+        files.filter(|file| file.file_name().to_string_lossy().ends_with(".copy")).count()
+    };
+    let held = || next.journals.area.memory().held_bytes;
+    let before = held();
+    assert_eq!(copies(), 1);
+    next.journals.adopt().expect("as it was left");
+    let log = next.journals.logs().remove(0);
+    assert!(log.is_open() && log.placement == PlacementKind::Storage, "{log:?}");
+    assert_eq!(copies(), 0, "nobody would ever remove it");
+    assert!(held() + next.log_at.len() as u64 * BLOCK <= before, "its memory is set aside for ever");
+}

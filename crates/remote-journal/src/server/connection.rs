@@ -159,10 +159,12 @@ impl Shared {
         writer.send(&[Message::Challenge { nonce }]).await?;
         let message = reader.message(PAYLOAD_BYTES_MAX_BEFORE_HELLO, self.hello_timeout, self.hello_timeout).await?;
         let Message::Hello { identity: claimed, proof } = message else { return Err(Ended::OutOfTurn) };
+        // A secret that is wrong is not mended by a certificate: that is another identity, with other journals.
+        let has_no_secret = claimed == security::ANONYMOUS && proof == security::NO_PROOF;
         let identity = match (&self.secrets, certified) {
             (Some(secrets), _) if secrets.verify(&claimed, &nonce, &proof) => Some(claimed.clone()),
-            (Some(_), None) => None,
-            (_, Some(certified)) => Some(certified),
+            (Some(_), certified) => certified.filter(|_| has_no_secret),
+            (None, Some(certified)) => Some(certified),
             (None, None) if !self.has_client_certificates => Some(security::ANONYMOUS.to_owned()),
             (None, None) => None,
         };

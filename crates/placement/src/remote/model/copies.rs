@@ -1,10 +1,12 @@
 //! The server is lost, and all processes of the host are killed: the copy in the VM's directory has what the guest was told.
 
 use super::guest::Guest;
+use super::world::BLOCK;
 use super::{CAUSES, begins};
 use crate::copies::finish_copies;
 use crate::description::{AreaDirectory, WishDescription};
 use crate::finished::Finish;
+use crate::remote::lineage::Lineage;
 use crate::remote::{MirrorFile, Phase};
 use own_files::How;
 use recovery::Status;
@@ -110,6 +112,34 @@ fn a_copy_of_a_log_that_had_failed_goes_home() {
     left.say(Phase::Failed, &guest.world.place);
     assert_eq!(left.finish().finished.len(), 1);
     assert_eq!(guest.world.fault(&left.now(), &left.before), None);
+}
+
+/// Somebody was about to recover the log from its server, and was killed when he had claimed it; then the server is lost.
+#[test]
+fn a_copy_of_a_log_that_was_claimed_goes_home() {
+    let mut guest = Guest::patient(2505, 0);
+    guest.wait_until_remote(true);
+    guest.commit();
+    let left = Left::of(&guest);
+    let place = &guest.world.place;
+    let at = crate::scan::offset_of(&place.runs, place.block_bytes, 0).expect("a place") as usize;
+    let lineage = Lineage::read(&left.before[at..at + BLOCK]).expect("it has one");
+    let with = |lineage: Lineage| {
+        let mut image = left.before.clone();
+        lineage.write_into(&mut image[at..at + BLOCK]);
+        std::fs::write(&left.image, &image).expect("written");
+        image
+    };
+    // Of another moment, it is another's.
+    let another = with(Lineage { claim: [7; 16], count: lineage.count + 1, ..lineage });
+    let outcome = left.finish();
+    assert!(outcome.finished.is_empty() && outcome.failed.is_empty() && left.now() == another, "{outcome:?}");
+    with(Lineage { claim: [7; 16], ..lineage });
+    let outcome = left.finish();
+    assert!(outcome.finished.len() == 1 && outcome.failed.is_empty(), "{outcome:?}");
+    assert_eq!(guest.world.fault(&left.now(), &left.before), None);
+    crate::remove_finished(&left.directory);
+    assert!(!left.directory.path().exists(), "nothing is owed any more");
 }
 
 #[test]

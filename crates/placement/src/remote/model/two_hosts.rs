@@ -216,11 +216,11 @@ struct Host {
 }
 
 struct Cluster {
-    _directory: tempfile::TempDir,
+    directory: Arc<tempfile::TempDir>,
     path: PathBuf,
     disk: Arc<VmDisk>,
     place: FoundLogPlace,
-    remote: Server,
+    remote: Arc<Server>,
     hosts: [Host; 2],
     possible: Possible,
     next_content: u64,
@@ -234,18 +234,45 @@ fn open_disk(path: &Path) -> Arc<VmDisk> {
     Arc::new(VmDisk::open(super::world::options(path.to_owned())).expect("the image"))
 }
 
+fn scanned(path: &Path) -> Vec<FoundLogPlace> {
+    crate::scan::scan(&[open_disk(path)]).expect("scanned").logs
+}
+
 impl Cluster {
     fn new() -> Self {
-        let directory = tempfile::tempdir_in("/dev/shm").expect("tmpfs");
+        let directory = Arc::new(tempfile::tempdir_in("/dev/shm").expect("tmpfs"));
         let path = directory.path().join("image");
         std::fs::write(&path, image()).expect("written");
+        let place = scanned(&path).remove(0);
+        Self::of(directory, path, place, Arc::new(start_server()))
+    }
+
+    /// The logs of two file systems on one disk, each as if it were alone there.
+    fn two_logs() -> [Self; 2] {
+        let directory = Arc::new(tempfile::tempdir_in("/dev/shm").expect("tmpfs"));
+        let path = directory.path().join("image");
+        let mut disk = vec![0; 8 << 20];
+        for (number, start) in [1_usize << 20, 4 << 20].into_iter().enumerate() {
+            let file_system = image();
+            disk[start..start + file_system.len()].copy_from_slice(&file_system);
+            let entry = &mut disk[446 + 16 * number..][..16];
+            entry[4] = 0x83;
+            entry[8..12].copy_from_slice(&((start / 512) as u32).to_le_bytes());
+            entry[12..].copy_from_slice(&((file_system.len() / 512) as u32).to_le_bytes());
+        }
+        disk[510..512].copy_from_slice(&[0x55, 0xaa]);
+        std::fs::write(&path, disk).expect("written");
+        let places: [FoundLogPlace; 2] = scanned(&path).try_into().expect("two logs");
+        let remote = Arc::new(start_server());
+        places.map(|place| Self::of(Arc::clone(&directory), path.clone(), place, Arc::clone(&remote)))
+    }
+
+    fn of(directory: Arc<tempfile::TempDir>, path: PathBuf, place: FoundLogPlace, remote: Arc<Server>) -> Self {
         let disk = open_disk(&path);
-        let place = crate::scan::scan(std::slice::from_ref(&disk)).expect("scanned").logs.remove(0);
         let at = crate::scan::offset_of(&place.runs, place.block_bytes, 0).expect("a place");
         let mut superblock = vec![0; BLOCK];
         disk.file.read_exact_at(&mut superblock, at).expect("read");
         disk.file.write_all_at(&small(superblock), at).expect("written");
-        let remote = start_server();
         let host = || {
             let network = Network::new();
             network.lead_to(Some(remote.address()));
@@ -253,7 +280,7 @@ impl Cluster {
         };
         let hosts = [host(), host()];
         let mut cluster = Cluster {
-            _directory: directory,
+            directory,
             path,
             disk,
             place,
@@ -273,7 +300,8 @@ impl Cluster {
 
     fn block(&self, block: u64) -> Vec<u8> {
         let mut content = vec![0; BLOCK];
-        self.disk.file.read_exact_at(&mut content, block * BLOCK as u64).expect("read");
+        let at = self.place.home_start + block * BLOCK as u64;
+        self.disk.file.read_exact_at(&mut content, at).expect("read");
         content
     }
 
@@ -437,10 +465,10 @@ impl Cluster {
 
     /// Everything is written home, and the log's tail moves there.
     fn pass(&mut self, host: usize) -> bool {
-        let disk = Arc::clone(&self.disk);
+        let (disk, home_start) = (Arc::clone(&self.disk), self.place.home_start);
         let Some(running) = self.hosts[host].running.as_mut() else { return false };
         for (block, content) in std::mem::take(&mut running.owed) {
-            disk.file.write_all_at(&content, block * BLOCK as u64).expect("written");
+            disk.file.write_all_at(&content, home_start + block * BLOCK as u64).expect("written");
         }
         running.tail = (running.builder.position, running.builder.sequence);
         let block = Self::superblock_of(&running.superblock, running.tail);
@@ -812,6 +840,106 @@ fn an_older_image_is_refused_or_recovered_right() {
     }
 }
 
+/// Both logs are on the server, and something was committed in each.
+fn two_logs_on_the_server(what: String) -> [Cluster; 2] {
+    let mut clusters = Cluster::two_logs();
+    for cluster in &mut clusters {
+        cluster.what.clone_from(&what);
+        // Neither is given up because this machine is slow.
+        cluster.timeout = Duration::from_secs(5);
+        cluster.open(0);
+    }
+    for cluster in &mut clusters {
+        cluster.wait_for(0, |mode| mode == Mode::Remote);
+        assert!(cluster.commit(0), "{what}");
+    }
+    clusters
+}
+
+/// A VM has two logs on its disk, of which one is idle since the disk was copied, and fits the copy. The other one does not, and so the copy
+/// is refused; neither is taken from the VM that runs.
+#[test]
+fn an_older_image_is_refused_before_one_of_its_logs_is_taken() {
+    for busy in 0..2 {
+        for only_marked in [false, true] {
+            let what = format!("log {busy} goes on; only what is marked: {only_marked}");
+            let mut clusters = two_logs_on_the_server(what.clone());
+            let copy = std::fs::read(&clusters[0].path).expect("read");
+            assert!(clusters[busy].commit(0) && clusters[busy].pass(0) && clusters[busy].commit(0), "{what}");
+            let path = clusters[0].directory.path().join("copy");
+            std::fs::write(&path, &copy).expect("written");
+            let disks = vec![unlocked(&path, false).expect("the copy")];
+            let taking = (only_marked, Taking::Anybodys);
+            match recover_through(disks, &clusters[0].recovery_options(1), false, taking, &|disk| disk) {
+                Err(Error::Refused(reason)) => assert!(reason.contains("older copy"), "{what}: {reason}"),
+                other => panic!("{what}: {other:?}"),
+            }
+            assert!(std::fs::read(&path).expect("read") == copy, "{what}: the copy was changed");
+            for cluster in &mut clusters {
+                assert!(cluster.commit(0) && cluster.mode(0) == Mode::Remote, "{what}: it was fenced off");
+            }
+            // The true one is brought home, both logs of it.
+            clusters.iter_mut().for_each(|cluster| cluster.kill(0));
+            assert_eq!(clusters[0].recover(1).expect("they are there").len(), 2, "{what}");
+            for cluster in &mut clusters {
+                cluster.open(0);
+                assert!(cluster.commit(0), "{what}");
+            }
+        }
+    }
+}
+
+/// Nobody writes one of two logs any more, and somebody writes the other: a start that may not have that changes nothing.
+#[test]
+fn a_start_that_may_not_have_one_log_leaves_the_other_on_the_server() {
+    let mut clusters = two_logs_on_the_server("a start".to_owned());
+    clusters[0].kill(0);
+    let (path, before) = (clusters[0].path.clone(), clusters[0].superblock());
+    let options = clusters[0].recovery_options(1);
+    let start = || {
+        let disks = vec![unlocked(&path, false).expect("the image")];
+        recover_through(disks, &options, false, (true, Taking::NobodysThere), &|disk| disk)
+    };
+    let error = start().expect_err("somebody writes to it");
+    assert!(error.to_string().contains("is written by a client that is connected"), "{error}");
+    assert!(clusters[0].superblock() == before, "it was changed");
+    assert!(clusters[1].commit(0), "it was fenced off");
+    clusters[1].kill(0);
+    assert_eq!(start().expect("they are there").len(), 2);
+    for cluster in &mut clusters {
+        cluster.open(0);
+        assert!(cluster.commit(0));
+    }
+}
+
+/// Nobody can tell whose the blocks of a file system are: a start is refused where a server has its journal, and goes on where none has.
+#[test]
+fn a_start_minds_what_is_left_alone_where_a_server_has_it() {
+    let mut clusters = two_logs_on_the_server("left alone".to_owned());
+    clusters.iter_mut().for_each(|cluster| cluster.kill(0));
+    let path = clusters[0].path.clone();
+    let options = clusters[0].recovery_options(1);
+    let recover = |only_marked| {
+        let disks = vec![unlocked(&path, false).expect("the image")];
+        recover_through(disks, &options, false, (only_marked, Taking::NobodysThere), &|disk| disk)
+    };
+    // The table has the first partition twice.
+    let mut image = std::fs::read(&path).expect("read");
+    image.copy_within(446..462, 446 + 32);
+    std::fs::write(&path, &image).expect("written");
+    let error = recover(true).expect_err("a server has its journal");
+    assert!(error.is_refusal() && error.to_string().contains("is left alone"), "{error}");
+    assert!(std::fs::read(&path).expect("read") == image, "it was changed");
+    // Its guest gave that up.
+    let found = clusters[0].superblock();
+    let given_up = Cluster::superblock_of(&found, (0, Superblock::decode(&found).expect("a superblock").sequence));
+    clusters[0].disk.file.write_all_at(&given_up, clusters[0].superblock_at()).expect("written");
+    assert!(recover(false).expect_err("a person wants all of them").is_refusal());
+    assert_eq!(recover(true).expect("it is on no server").len(), 1);
+    clusters[1].open(0);
+    assert!(clusters[1].commit(0));
+}
+
 /// A copy that goes its own way under the name of the one that runs: it does not get the server, and the one that runs does not
 /// notice.
 #[test]
@@ -1081,6 +1209,14 @@ fn a_guest_that_had_the_disk_already_does_not_clear_anothers_mark() {
     }
     assert!(disk.is_taken(), "what it writes home would come over the log");
     drop(second);
+    // One that has replayed nothing, and opens the log at once.
+    let disk = open_disk(&cluster.path);
+    let third = cluster.attach(1, &disk);
+    let opened = Cluster::superblock_of(&marked, (1, decoded.sequence + 1));
+    let open = |log: &RemoteLog| log.open(&Superblock::decode(&opened).expect("a superblock"), &opened);
+    assert!(open(&third).is_err() && cluster.superblock() == marked, "the mark was changed");
+    assert!(disk.is_taken(), "it goes on writing to another's disk");
+    drop(third);
     // A guest that puts such an image on its own disk does with it what it likes.
     let own = Cluster::new();
     let disk = open_disk(&own.path);
@@ -1089,6 +1225,7 @@ fn a_guest_that_had_the_disk_already_does_not_clear_anothers_mark() {
         if !log.superblock_of_closed(block).expect("it is its own") {
             own.disk.file.write_all_at(block, own.superblock_at()).expect("written");
         }
+        assert!(!own.is_marked() || open(&log).is_err(), "its log is on no server of its");
     }
     assert!(!own.is_marked() && !disk.is_taken());
     cluster.judge();
@@ -1130,6 +1267,32 @@ fn a_log_that_storage_did_not_take_is_completed_when_it_does() {
     assert!(first.log.settle().is_err());
     drop(first);
     cluster.judge();
+}
+
+/// Storage takes neither the superblock with which a guest closes its log nor the one that says that it is open: nothing is acknowledged
+/// from then on, and what was is on the server, or is brought to storage when that is well again.
+#[test]
+fn a_log_that_can_neither_be_closed_nor_stay_open_fails() {
+    for is_settled in [false, true] {
+        let mut cluster = Cluster::new();
+        cluster.what = format!("settled: {is_settled}");
+        assert!(cluster.start(0));
+        cluster.wait_for(0, |mode| mode == Mode::Remote);
+        assert!(cluster.commit(0) && cluster.pass(0) && cluster.commit(0));
+        cluster.hosts[0].gate.lock().is_full = true;
+        let running = cluster.hosts[0].running.as_ref().expect("it runs");
+        let closed = Cluster::superblock_of(&running.superblock, (0, running.builder.sequence));
+        assert!(running.log.close(&closed).is_err(), "storage takes nothing");
+        assert_eq!(running.log.mode(), Mode::Failed);
+        assert!(!cluster.commit(0), "nobody could find it");
+        cluster.hosts[0].gate.lock().is_full = false;
+        if is_settled {
+            let first = cluster.hosts[0].running.take().expect("it runs");
+            first.log.settle().expect("storage is well");
+            assert!(!cluster.is_marked(), "it is on the server still");
+        }
+        cluster.judge();
+    }
 }
 
 /// Hosts come, are cut off and die, and images are copied and put back.

@@ -99,6 +99,10 @@ fn another_fails_after(what: What, step: Option<usize>) -> (Vec<Step>, bool) {
     };
     assert!(is_well || has_lost, "{}: nothing has failed", cluster.what);
     assert!(!is_well || !has_lost, "{}: it ends well, and may be lost", cluster.what);
+    if what == What::Close && !is_well {
+        // It is open as before, and what it commits counts.
+        assert!(cluster.commit(0), "{}: the log is not open any more", cluster.what);
+    }
     // Nobody here replays what is not trusted.
     if what != What::Distrust {
         cluster.judge();
