@@ -401,14 +401,8 @@ fn storage_is_judged_by_what_a_region_has() {
     let count = |count: u64| with_mark(Opening { count, ..OPENING });
     let mark = with_mark(OPENING);
     let mark_checksum = crate::nvm::mark_checksum(mark.first_chunk().expect("a block"));
-    let books = RegionBooks {
-        journal: [7; 16],
-        mark_checksum,
-        owes: true,
-        sequence: 90,
-        is_left: false,
-        is_home: true,
-    };
+    let books =
+        RegionBooks { journal: [7; 16], mark_checksum, owes: true, sequence: 90, is_left: false, is_home: true };
     let nothing = RegionBooks { owes: false, ..books };
     let judge = |books: &RegionBooks, raw: &[u8]| {
         let raw = &raw[..jbd2::SUPERBLOCK_BYTES];

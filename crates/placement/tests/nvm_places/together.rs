@@ -116,9 +116,9 @@ fn a_region_that_is_damaged_keeps_the_others_as_they_are() {
         assert_refused(&rig, &left.image, &left.damaged_in(which), "is damaged");
     }
     // Nor is anything brought home where one of two file systems is not to be seen.
-    for which in 0..2 {
+    for start in PARTITIONS {
         let mut image = left.image.clone();
-        let magic_at = (PARTITIONS[which] + extfs::SUPERBLOCK_OFFSET) as usize + 56;
+        let magic_at = (start + extfs::SUPERBLOCK_OFFSET) as usize + 56;
         image[magic_at..magic_at + 2].fill(0);
         assert_refused(&rig, &image, &left.region, "there is none like it");
     }
@@ -175,9 +175,8 @@ fn claimed_in_vain(rig: &mut Rig) {
 /// Whether each of two regions is somebody's.
 fn has_owner(region: &[u8]) -> [bool; 2] {
     let (first, second) = region.split_at(region.len() / 2);
-    [first, second].map(|region| {
-        nvm_journal::Found::read(region).expect("whole").is_some_and(|found| found.owner.is_some())
-    })
+    [first, second]
+        .map(|region| nvm_journal::Found::read(region).expect("whole").is_some_and(|found| found.owner.is_some()))
 }
 
 #[test]
