@@ -923,9 +923,13 @@ fn a_start_minds_what_is_left_alone_where_a_server_has_it() {
         let disks = vec![unlocked(&path, false).expect("the image")];
         recover_through(disks, &options, false, (only_marked, Taking::NobodysThere), &|disk| disk)
     };
-    // The table has the first partition twice.
+    // The first partition is larger than its file system, and DRBD's metadata is at its end.
     let mut image = std::fs::read(&path).expect("read");
-    image.copy_within(446..462, 446 + 32);
+    let number = |image: &[u8], at: usize| u32::from_le_bytes(image[at..at + 4].try_into().expect("four bytes"));
+    let sectors = number(&image, 446 + 12) + 16;
+    image[446 + 12..446 + 16].copy_from_slice(&sectors.to_le_bytes());
+    let end = (number(&image, 446 + 8) + sectors) as usize * 512;
+    image[end - 4096 + 60..][..4].copy_from_slice(&0x8374_026d_u32.to_be_bytes());
     std::fs::write(&path, &image).expect("written");
     let error = recover(true).expect_err("a server has its journal");
     assert!(error.is_refusal() && error.to_string().contains("is left alone"), "{error}");
