@@ -923,25 +923,25 @@ fn a_start_minds_what_is_left_alone_where_a_server_has_it() {
         let disks = vec![unlocked(&path, false).expect("the image")];
         recover_through(disks, &options, false, (only_marked, Taking::NobodysThere), &|disk| disk)
     };
-    // The first partition is larger than its file system, and DRBD's metadata is at its end.
+    // The second partition is larger than its file system, and DRBD's metadata is at its end.
     let mut image = std::fs::read(&path).expect("read");
     let number = |image: &[u8], at: usize| u32::from_le_bytes(image[at..at + 4].try_into().expect("four bytes"));
-    let sectors = number(&image, 446 + 12) + 16;
-    image[446 + 12..446 + 16].copy_from_slice(&sectors.to_le_bytes());
-    let end = (number(&image, 446 + 8) + sectors) as usize * 512;
+    let sectors = number(&image, 462 + 12) + 16;
+    image[462 + 12..462 + 16].copy_from_slice(&sectors.to_le_bytes());
+    let end = (number(&image, 462 + 8) + sectors) as usize * 512;
     image[end - 4096 + 60..][..4].copy_from_slice(&0x8374_026d_u32.to_be_bytes());
     std::fs::write(&path, &image).expect("written");
     let error = recover(true).expect_err("a server has its journal");
     assert!(error.is_refusal() && error.to_string().contains("is left alone"), "{error}");
     assert!(std::fs::read(&path).expect("read") == image, "it was changed");
     // Its guest gave that up.
-    let found = clusters[0].superblock();
+    let found = clusters[1].superblock();
     let given_up = Cluster::superblock_of(&found, (0, Superblock::decode(&found).expect("a superblock").sequence));
-    clusters[0].disk.file.write_all_at(&given_up, clusters[0].superblock_at()).expect("written");
+    clusters[1].disk.file.write_all_at(&given_up, clusters[1].superblock_at()).expect("written");
     assert!(recover(false).expect_err("a person wants all of them").is_refusal());
     assert_eq!(recover(true).expect("it is on no server").len(), 1);
-    clusters[1].open(0);
-    assert!(clusters[1].commit(0));
+    clusters[0].open(0);
+    assert!(clusters[0].commit(0));
 }
 
 /// A copy that goes its own way under the name of the one that runs: it does not get the server, and the one that runs does not
