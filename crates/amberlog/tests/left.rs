@@ -1,18 +1,23 @@
 //! What an earlier amberlog left when it and its guest were killed is finished by this one: commit 0e81c47 of this repository, version 0.1,
 //! served real guests (Linux 6.1 under QEMU 7.2) in each placement, and all of it was killed with SIGKILL while a guest wrote records.
 //! In `left`, an archive each: the image; `vm`, its directory in tmpfs, of whose guest memory the pages are kept that the journal's table
-//! names; how many records the guest had been told are there; and `recovered`, the image as 0e81c47's own recovery made it.
+//! names; how many records the guest had been told are there; and `recovered`, the image as 0e81c47's own recovery made it. Beside those are the
+//! `region` of NVM, or the `store` of the journal server, that a journal was in (`scripts/left-by-0.1.sh` makes these two archives).
 //!
 //! A format that changes gets a new archive beside these; none of them is ever made anew.
 
 use guest_kit::evidence::{self, Order, RecordLayout};
 use guest_kit::image::FileSystem;
 use guest_kit::{Acknowledged, judge};
+use placement::{DiskOptions, NvmDisk, NvmOptions, PlacementKind, RemoteOptions};
+use remote_journal::{ClientOptions, ClientSecurity, Server, ServerOptions};
 use serde_json::Value;
 use std::io::{BufRead, Read, Write};
 use std::os::linux::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
 
 struct Left {
     images: tempfile::TempDir,
@@ -74,6 +79,23 @@ impl Left {
     /// Whether the image is what 0e81c47 made of it, byte for byte, its file system whole, and all records there.
     fn assert_is_recovered(&self, name: &str) {
         let [image, expected] = ["image", "recovered"].map(|file| std::fs::read(self.path(file)).expect("an image"));
+        let differing = image.chunks(512).zip(expected.chunks(512)).position(|(found, expected)| found != expected);
+        assert_eq!((differing, image.len()), (None, expected.len()), "{name}: the first sector that differs");
+    }
+
+    /// The same, but for the padding of the journal's superblock, in which this amberlog keeps what 0e81c47 did not have.
+    fn assert_is_recovered_but_for_padding(&self, name: &str) {
+        let [mut image, mut expected] =
+            ["image", "recovered"].map(|file| std::fs::read(self.path(file)).expect("an image"));
+        let found = extfs::discover(&expected).expect("readable").remove(0);
+        let at = found.journal.extents(&found.superblock)[0].physical as usize * 4096;
+        let [found, wished] = [&mut image, &mut expected].map(|bytes| {
+            let raw = &mut bytes[at..at + jbd2::SUPERBLOCK_BYTES];
+            let superblock = jbd2::Superblock::decode(raw).expect("a journal");
+            raw.fill(0);
+            (superblock.start, superblock.sequence, superblock.errno, superblock.uuid)
+        });
+        assert_eq!(found, wished, "{name}");
         let differing = image.chunks(512).zip(expected.chunks(512)).position(|(found, expected)| found != expected);
         assert_eq!((differing, image.len()), (None, expected.len()), "{name}: the first sector that differs");
     }
@@ -140,6 +162,91 @@ fn of_a_journal_that_was_dropped_nothing_is_made_up() {
     let left = Left::new(name);
     assert_eq!(left.recover()["status"], "none");
     left.assert_is_recovered(name);
+}
+
+/// What brings home what is in no directory: a command, with the words that name where it is, or a start.
+enum Asked<'a> {
+    Recover(&'a [&'a str]),
+    Start(&'a DiskOptions),
+}
+
+/// What is elsewhere than in its directory goes home from there, and once is enough.
+#[track_caller]
+fn elsewhere(name: &str, left: &Left, asked: &Asked<'_>) {
+    left.assert_records(name, true);
+    assert_eq!(left.recover()["status"], "none", "{name}: its directory has nothing of it, and goes");
+    for is_owed in [true, false] {
+        match asked {
+            Asked::Recover(words) => {
+                let output = Command::new(env!("CARGO_BIN_EXE_amberlog"))
+                    .args(["recover", "--json", "--disk"])
+                    .arg(left.path("image"))
+                    .args(*words)
+                    .output()
+                    .expect("amberlog starts");
+                assert_eq!(output.status.code(), Some(0), "{name}: {}", String::from_utf8_lossy(&output.stderr));
+                let said: Value = serde_json::from_slice(&output.stdout).expect("it prints JSON");
+                assert_eq!(said["status"] == "recovered", is_owed, "{name}: {said}");
+            }
+            Asked::Start(options) => {
+                let mut brought = Vec::new();
+                placement::finish_earlier(options, &[], &mut brought).expect("it belongs to that image");
+                assert_eq!(brought.len(), usize::from(is_owed), "{name}");
+            }
+        }
+        left.assert_is_recovered_but_for_padding(name);
+    }
+    left.assert_records(name, false);
+    let file_system = FileSystem::whole(left.path("image"));
+    assert!(judge::check(&file_system).expect("e2fsck runs").is_consistent(), "{name}");
+}
+
+fn disk_options(left: &Left, nvm: Option<NvmDisk>, remote: Option<RemoteOptions>) -> DiskOptions {
+    DiskOptions {
+        name: "disk".to_owned(),
+        path: left.path("image"),
+        placement: if nvm.is_some() { PlacementKind::Nvm } else { PlacementKind::Remote },
+        honour_flush: true,
+        read_only: false,
+        nvm: nvm.map(Arc::new),
+        remote,
+        durable_within: None,
+        write_log: None,
+    }
+}
+
+#[test]
+fn a_journal_in_a_region_of_nvm_is_brought_home() {
+    let name = "nvm-journal-4096";
+    let left = Left::new(name);
+    let region = left.path("region");
+    elsewhere(name, &left, &Asked::Recover(&["--nvm", region.to_str().expect("a plain name")]));
+    let left = Left::new(name);
+    let nvm = NvmDisk::open(NvmOptions::new(left.path("region"))).expect("a region of ours");
+    elsewhere(name, &left, &Asked::Start(&disk_options(&left, Some(nvm), None)));
+}
+
+#[test]
+fn a_journal_on_a_server_is_brought_home() {
+    let name = "remote-journal-4096";
+    let served = |left: &Left| {
+        let mut options = ServerOptions::new("127.0.0.1:0", left.path("store"));
+        options.insecure = true;
+        Server::start(options).expect("its store is understood")
+    };
+    let left = Left::new(name);
+    let server = served(&left);
+    let at = format!("{}/db", server.address());
+    elsewhere(name, &left, &Asked::Recover(&["--remote-insecure", "--remote", &at]));
+    let left = Left::new(name);
+    let server = served(&left);
+    let client = ClientOptions {
+        address: server.address().to_string(),
+        security: ClientSecurity { insecure: true, ..ClientSecurity::default() },
+        timeout: Duration::from_secs(5),
+    };
+    let remote = RemoteOptions { client, name: "db".to_owned() };
+    elsewhere(name, &left, &Asked::Start(&disk_options(&left, None, Some(remote))));
 }
 
 /// Two images in one directory, as of a VM with two disks: the journal of the second is copied.
