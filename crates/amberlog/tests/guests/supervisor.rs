@@ -346,6 +346,7 @@ fn a_guest_goes_on_whose_depot_was_killed_before_its_supervisor() {
     let mut guest = Guest::start(daemon.spec("one", script)).unwrap();
     guest.wait_acknowledged("a", 10, LIMIT).unwrap();
     for round in 0..3 {
+        let mut killed = 0;
         for _ in 0..2 {
             let deadline = Instant::now() + LIMIT;
             let depot = loop {
@@ -361,8 +362,9 @@ fn a_guest_goes_on_whose_depot_was_killed_before_its_supervisor() {
                 assert!(Instant::now() < deadline, "{}", daemon.log());
                 std::thread::sleep(Duration::from_millis(1));
             }
+            killed = depot;
         }
-        await_filled(&daemon, &run);
+        await_filled(&daemon, &run, killed);
         daemon.signal(Signal::KILL);
         daemon.wait();
         if round == 1 {
@@ -447,9 +449,10 @@ fn a_guest_goes_on_in_a_storm_that_spares_no_supervisor() {
             std::thread::sleep(Duration::from_micros(random.below(400_000)));
             if !has_manager && random.below(2) == 0 {
                 // One that was just started has not taken its name yet.
-                if depot_of(&bench.path("run")).is_some_and(is_killed) {
+                let run = bench.path("run");
+                if let Some(killed) = depot_of(&run).filter(|depot| is_killed(*depot)) {
                     depots += 1;
-                    await_filled(&daemon, &bench.path("run"));
+                    await_filled(&daemon, &run, killed);
                 }
             }
             let worker = guest_kit::worker_of(daemon.pid()).filter(|_| random.below(2) == 0);
@@ -494,10 +497,11 @@ fn signal(pid: u32, signal: Signal) {
     rustix::process::kill_process(rustix::process::Pid::from_raw(pid.cast_signed()).unwrap(), signal).unwrap();
 }
 
-/// Waits until a depot that follows one that was killed was given all that it had.
-fn await_filled(daemon: &Daemon, run: &Path) {
+/// Waits until a depot that follows `killed` was given all that it had. That one may be there for a moment yet, and was filled, too.
+fn await_filled(daemon: &Daemon, run: &Path, killed: u32) {
     let deadline = Instant::now() + LIMIT;
-    let is_filled = |depot: u32| daemon.log().contains(&format!("process {depot} keeps descriptors over"));
+    let is_filled =
+        |depot: u32| depot != killed && daemon.log().contains(&format!("process {depot} keeps descriptors over"));
     while !depot_of(run).is_some_and(is_filled) {
         assert!(Instant::now() < deadline, "{}", daemon.log());
         std::thread::sleep(Duration::from_millis(1));
