@@ -74,3 +74,29 @@ fn a_log_block_that_comes_again_while_its_log_leaves_is_in_its_place() {
         assert!(stored == expected, "log block at byte {at}: what was written last is lost");
     }
 }
+
+/// Its device begins anew after it has left, and then somebody wishes it elsewhere. Its guest, if it was suspended, believes still that it begins
+/// where it did, and its own place has nothing of that.
+#[test]
+fn a_wish_after_a_reset_does_not_forget_where_storage_has_the_log_from() {
+    for to in [PlacementKind::Nvm, PlacementKind::Retain] {
+        let mut rig = Rig::new(1);
+        rig.superblock(0, true);
+        let of = &rig.file_systems[0];
+        let (mut earlier, at) = (of.superblock.clone(), of.log_at[0]);
+        let (start, sequence) = (of.builder.position, of.builder.sequence);
+        SuperblockEdit::new(&mut earlier).expect("a superblock").start(start).sequence(sequence).seal();
+        rig.commit(0, IN_USE, &content(1));
+        rig.change(0, PlacementKind::Storage);
+        rig.start("after").expect("started");
+        assert!(!rig.log(0).is_open());
+        let change = rig.change(0, to);
+        // Its guest goes on.
+        rig.commit(0, IN_USE + 1, &content(2));
+        assert_eq!(rig.request(RequestKind::Write, at, &mut earlier), 0, "{to:?}: it is kept from storage");
+        assert!(rig.replayed(0) == [(IN_USE + 1, content(2))].into(), "{to:?}: {:?}", rig.replayed(0).keys());
+        assert_eq!(change, Change::AtNextMount);
+        rig.superblock(0, false);
+        assert_eq!(rig.log(0).placement, to);
+    }
+}
