@@ -77,8 +77,10 @@ impl Journals {
                 if to == Nvm {
                     self.check_region(&log)?;
                 }
-                // What the host writes home of one that was closed lands before it goes.
-                if log.is_open() || self.area.has_host_writes_in_flight(log.id) {
+                // A device that begins anew closes its logs, and of one that was handed over its guest, if it was suspended, has yet to hear
+                // where that begins. What the host writes home of one that was closed lands before it goes.
+                let is_in_use = log.is_open() || log.was_handed_over();
+                if is_in_use || self.area.has_host_writes_in_flight(log.id) {
                     let is_leaving = to == Storage;
                     log.want(to);
                     // Another worker may go on: it has to know.

@@ -632,11 +632,11 @@ impl Journals {
         std::mem::take(&mut *self.passed_on[disk].lock().expect("no panic under this lock"))
     }
 
-    /// Of logs that are left alone, those that go on until their guests close them: somebody has one open, or may go on with it without a word, or an
-    /// earlier worker had. No two of them share a block.
+    /// Of logs that are left alone, those that go on until their guests close them: somebody has one open, or may go on with it without a word or
+    /// where it was handed over to, or an earlier worker had. No two of them share a block.
     fn left_alone_that_go_on(&self, known: &[Arc<KeptLog>], left_alone: &[LeftAlone]) -> Vec<FoundLogPlace> {
         let is_known = |place: &FoundLogPlace| {
-            let may_go_on = |log: &&Arc<KeptLog>| log.is_open() || log.may_go_on_unannounced();
+            let may_go_on = |log: &&Arc<KeptLog>| log.is_open() || log.may_go_on_unannounced() || log.was_handed_over();
             known.iter().filter(may_go_on).any(|log| log.place.is_same_log(place))
         };
         let places = || left_alone.iter().map(|left| &left.place);

@@ -131,7 +131,8 @@ pub struct Log {
     pub(crate) home: Arc<Disk>,
     /// The disk with the log itself.
     pub(crate) journal: Arc<Disk>,
-    /// It was handed over to storage, where it begins with this transaction: superblocks that say less stay away from there.
+    /// It was handed over to storage, where it begins with this transaction: superblocks that say less stay away from there. That ends where its
+    /// guest closes it, and not before: a device that begins anew closes it, too, under a guest that may have been suspended and goes on.
     pub(crate) storage_from: Option<u32>,
     pub(crate) state: Arc<LogState>,
 }
@@ -209,6 +210,11 @@ impl Log {
     /// Whether another file system lays claim to its blocks: it goes on while it is open, and is not opened again.
     pub(crate) fn is_contested(&self) -> bool {
         self.inner().is_contested
+    }
+
+    /// Whether it was handed over, and its guest has not closed it since: it may believe that the log begins where storage has nothing of it.
+    pub(crate) fn was_handed_over(&self) -> bool {
+        self.storage_from.is_some()
     }
 
     pub(crate) fn is_past_hand_over(&self) -> bool {

@@ -6,6 +6,11 @@
 //! flushed; then the superblock on storage says that the log begins with that transaction, durably; then the region is
 //! given back. Log writes that come meanwhile are answered when they are in their own places.
 //!
+//! Its guest may close it at any moment of that. Until its superblock is on its way, it is closed in the region. From then on what the guest says
+//! waits until the region is given back, and is written after that: it is the last word on the log, and nothing of ours follows it there but log blocks,
+//! which nobody asks for any more. Where the superblock or its flush fails, the log is on NVM again, and is closed there. A device that begins anew
+//! meets none of this half done: it begins when nothing is under way, and from the superblock to the end of its flush something is.
+//!
 //! It must never: answer a log write that is nowhere; say on storage that the log is there while the region holds a block
 //! that storage lacks; change what the guest sees. What it has written past its journal stays as it wrote it, though a replay of
 //! its complete log, which is no more, would have taken that back.

@@ -574,3 +574,23 @@ fn a_journal_device_that_two_name_goes_on_until_it_is_closed() {
     jbd2::SuperblockEdit::new(&mut block).expect("a superblock").start(1).sequence(sequence + 2).seal();
     assert_eq!(rig.write(rig.log_at[0], &block).len(), 1, "whose it is next cannot be told: it is storage's");
 }
+
+/// The same of one that was handed over before its device begins anew.
+#[test]
+fn a_journal_device_that_two_name_and_that_was_handed_over_goes_on() {
+    let mut rig = Rig::with_journal_device(PlacementKind::Retain);
+    rig.says_that_it_is_mounted(true);
+    rig.open();
+    let earlier = superblock_of(&rig);
+    rig.commit(&[(3000, content(1))]);
+    let index = rig.journals.logs()[0].index();
+    rig.journals.change_placement(index, PlacementKind::Storage).expect("it may");
+    assert!(rig.route.hand_over(index, &mut Plan::default()).expect("asked"));
+    let copy = rig.home(0);
+    let operations = rig.write(COPY, &copy);
+    rig.carry_out(operations);
+    let table = Arc::new(rig.map("after"));
+    rig.route.started(Start::Fresh, &table).expect("started");
+    assert_eq!(rig.journals.logs().len(), 1, "its guest may go on");
+    assert!(rig.write(rig.log_at[0], &earlier).is_empty(), "what storage has of the log is lost");
+}

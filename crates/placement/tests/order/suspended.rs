@@ -28,6 +28,16 @@ impl Rig {
         jbd2::Superblock::decode(&raw).expect("a journal")
     }
 
+    /// Another daemon, to which its guest was left.
+    fn left_to_another(self) -> Rig {
+        let directory = tempfile::tempdir_in("/dev/shm").expect("tmpfs");
+        std::fs::copy(&self.image, directory.path().join("image")).expect("copied");
+        let mut next = Rig::of(directory, self.log_at.clone(), 64 << 20, PlacementKind::Retain, None);
+        (next.builder, next.superblock) = (self.builder.clone(), self.superblock.clone());
+        next.journals.adopt().expect("as it was left");
+        next
+    }
+
     fn superblock(&self, start: u32, sequence: u32) -> Vec<u8> {
         let mut block = self.superblock.clone();
         jbd2::SuperblockEdit::new(&mut block).expect("a superblock").start(start).sequence(sequence).seal();
@@ -301,17 +311,48 @@ fn a_kernel_that_goes_on_after_it_was_left_is_believed() {
         rig.journals.check_left().expect("nothing is here");
         let starts = rig.journals.may_go_on_unannounced(0);
         assert_eq!(starts, [PARTITION]);
-        let (builder, log_at, superblock) = (rig.builder.clone(), rig.log_at.clone(), rig.superblock.clone());
-        let directory = tempfile::tempdir_in("/dev/shm").expect("tmpfs");
-        std::fs::copy(&rig.image, directory.path().join("image")).expect("copied");
-        let mut rig = Rig::of(directory, log_at, 64 << 20, PlacementKind::Retain, None);
-        (rig.builder, rig.superblock) = (builder, superblock);
-        rig.journals.adopt().expect("as it was left");
+        let mut rig = rig.left_to_another();
         if is_noted {
             rig.journals.awaits_unannounced(0, &starts);
         }
         let blocks = rig.next_transaction(&[(3001, content(4))]);
         blocks.iter().for_each(|block| rig.write_log(block));
         assert_eq!(rig.stored().is_empty(), !is_noted);
+    }
+}
+
+/// A log that was handed over is closed when its device begins anew, and is live in its own place. Whoever wishes it elsewhere before its guest goes
+/// on has it there when that has closed it: the guest believes still that it begins where it did, and storage has nothing of that.
+#[test]
+fn a_wish_after_a_reset_does_not_forget_where_storage_has_the_log_from() {
+    for (is_left, to) in [(false, PlacementKind::Retain), (false, PlacementKind::Copy), (true, PlacementKind::Retain)] {
+        let mut rig = Rig::new();
+        rig.open();
+        let earlier = superblock_of(&rig);
+        rig.commit(&[(3000, content(1))]);
+        let index = rig.journals.logs()[0].index();
+        rig.journals.change_placement(index, PlacementKind::Storage).expect("it may");
+        assert!(rig.route.hand_over(index, &mut Plan::default()).expect("asked"));
+        let from = (rig.builder.position, rig.builder.sequence);
+        if is_left {
+            rig = rig.left_to_another();
+        }
+        rig.reset("after");
+        let log = rig.journals.logs().remove(0);
+        assert_eq!((log.placement, log.is_open()), (PlacementKind::Storage, false));
+        let change = rig.journals.change_placement(log.index(), to).expect("it may");
+        // Its guest goes on.
+        let blocks = rig.next_transaction(&[(3001, content(4))]);
+        blocks.iter().for_each(|block| rig.write_log(block));
+        assert!(rig.write(rig.log_at[0], &earlier).is_empty(), "{to:?}: what storage has of the log is lost");
+        assert_eq!((rig.stored().start, rig.stored().sequence), from);
+        assert_eq!(change, Change::AtNextMount);
+        // It unmounts, and mounts again.
+        let operations = rig.write(rig.log_at[0], &rig.superblock(0, rig.builder.sequence));
+        rig.carry_out(operations);
+        assert_eq!(rig.journals.logs()[0].placement, to);
+        rig.open();
+        rig.commit(&[(3004, content(7))]);
+        assert_eq!(rig.owed(), 1, "{to:?}: it is held");
     }
 }
